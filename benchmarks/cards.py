@@ -88,9 +88,9 @@ class Way:
 WAYS = {
     "cpus": Way(num_gpus=0.0, count=None),
     "card": Way(),
-    "16 at once": Way(kernels={"vectorised_clients": _AT_ONCE}),
+    "16 at once": Way(kernels={"vectorized_clients": _AT_ONCE}),
     "without TF32": Way(tf32=False),
-    "quarters": Way(0.25, 4, {"vectorised_clients": _AT_ONCE}),
+    "quarters": Way(0.25, 4, {"vectorized_clients": _AT_ONCE}),
     "without XLA": Way(kernels={"jit": "off"}),
 }
 """The first is what others are compared with; the most wanted come first."""

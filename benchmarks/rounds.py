@@ -1,13 +1,17 @@
-"""Prints one line of JSON: rounds of ray_fed beside plain TensorFlow's, in one run.
+"""Prints one line of JSON: rounds of ray_fed beside those of other programs.
 
     python -m benchmarks.rounds --workload tiny --clients 1000 --workers 2
 
-Plain TensorFlow loops over all clients in one graph, in as many processes of one thread
-as there are workers, with XLA if that is faster; its data lie in tensors before, and
-those of ray_fed where its workers keep them. Those that are measured take turns of five
-rounds after two to warm up, which follow one another as in a program; so do all rounds
-of ten clients, which show what a round itself costs. The command fails where results
-differ, or where the interpreter ran what a kernel should.
+    local, ray                    README's program: a Keras model through `learning.run`
+    local_by_hand, ray_by_hand    the same arithmetic as a federated computation
+    plain, plain_xla              a TensorFlow loop over all clients in one graph
+    keras                         a loop over `train_on_batch`
+
+Plain TensorFlow has as many processes of one thread as there are workers. Its data are
+tensors before the rounds, and ray_fed's data are where its workers keep them. The
+programs take turns of five rounds after two to warm up. Rounds of ten clients show the
+fixed cost of a round. The command fails if results differ, or if the interpreter ran
+leaves.
 """
 
 import argparse
@@ -23,13 +27,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from benchmarks.hosting import Hosted, MemoryWatch, keep_to_cpu, read_status
-from benchmarks.subjects import Backend, PlainTensorFlow
+from benchmarks.subjects import Backend, KerasLoop, PlainTensorFlow
 
 _WARM_UP = 2
 """Rounds at the beginning of a turn that do not count."""
 
 _IN_A_ROW = 5
 """Rounds of a turn that count."""
+
+_BACKENDS = ("local", "ray")
+
+_FORMS = ("", "_by_hand")
+"""Ends of the labels of programs: README's program, and the computation by hand."""
 
 _WORKLOADS = ("tiny", "mlp", "cnn", "mlp_mixed", "cnn_mixed")
 
@@ -63,6 +72,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="placed on ray_fed's workers, or the same lists in each round",
     )
     parser.add_argument(
+        "--no-keras",
+        action="store_true",
+        help="leave out the Keras loop, which takes longest",
+    )
+    parser.add_argument(
         "--jit",
         choices=("auto", "on", "off"),
         default="auto",
@@ -89,15 +103,13 @@ def _choose_plain(
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """Rounds of one that took turns with others.
+    """Rounds of one program that took turns with others.
 
     Attributes:
-        first_s: what the first of all took.
-        seconds: of each that counts.
-        weights: that the last one came to.
+        seconds: The time of each round that counts.
+        weights: The result of the last turn.
     """
 
-    first_s: float
     seconds: list[float]
     weights: list[Any]
 
@@ -137,9 +149,8 @@ def take_turns(turns: Mapping[str, Turn], num_rounds: int) -> dict[str, Timed]:
         count = min(_IN_A_ROW, num_rounds - begun)
         for name, turn in turns.items():
             seconds, weights = turn(_WARM_UP + count)
-            before = timed.get(name, Timed(seconds[0], [], []))
-            counted = [*before.seconds, *seconds[_WARM_UP:]]
-            timed[name] = Timed(before.first_s, counted, weights)
+            before = timed[name].seconds if name in timed else []
+            timed[name] = Timed([*before, *seconds[_WARM_UP:]], weights)
     return timed
 
 
@@ -174,15 +185,12 @@ def check_results(
     for name, found in results.items():
         if not agree(found, expected):
             wrong.append(f"Expected the weights of plain TensorFlow, `{name}` differs.")
-    if (
-        same_bits
-        and {"local", "ray"} <= results.keys()
-        and any(
-            not np.array_equal(a, b)
-            for a, b in zip(results["local"], results["ray"], strict=True)
-        )
-    ):
-        wrong.append("Expected the same bits of `local` and `ray`, they differ.")
+    for form in _FORMS if same_bits else ():
+        local, ray = (results.get(f"{backend}{form}", ()) for backend in _BACKENDS)
+        if local and ray and not all(map(np.array_equal, local, ray)):
+            wrong.append(
+                f"Expected the same bits of `local{form}` and `ray{form}`, they differ."
+            )
     return wrong
 
 
@@ -199,16 +207,25 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         tell("start of all processes ...")
         plain = PlainTensorFlow(*cohort, options.workers, distinct)
         stack.callback(plain.close)
+        keras = None
+        if not options.no_keras:
+            keras = Hosted(KerasLoop, *cohort, options.workers, distinct)
+            stack.callback(keras.close)
+            keras.receive()
         hosts = start_backends(options, stack)
-        for host in hosts.values():
-            for label, of in (("cohort", cohort), ("fixed", _FIXED)):
-                host.call(
-                    "prepare",
-                    label=label,
-                    of=of,
-                    num_distinct=distinct,
-                    data=options.data,
-                )
+        first_result_s: dict[str, float] = {}
+        for backend, host in hosts.items():
+            for form in _FORMS:
+                for label, of in (("cohort", cohort), ("fixed", _FIXED)):
+                    seconds = host.call(
+                        "prepare",
+                        label=label + form,
+                        of=of,
+                        num_distinct=distinct,
+                        data=options.data,
+                    )
+                    if label == "cohort":
+                        first_result_s[backend + form] = round(seconds, 3)
         forms, one_client_s = _choose_plain(plain, options.workload)
         turns = {
             name: one_by_one(functools.partial(plain.run, jit_compile=jit))
@@ -217,13 +234,17 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         watches = {backend: MemoryWatch(host.pid) for backend, host in hosts.items()}
         for watch in watches.values():
             stack.enter_context(watch)
-        turns |= turns_of(hosts, "cohort")
+        for form in _FORMS:
+            turns |= turns_of(hosts, "cohort", form)
+        if keras is not None:
+            turns["keras"] = one_by_one(functools.partial(keras.call, "run"))
         tell(f"rounds of {options.clients} clients: {', '.join(turns)} ...")
         cohorts = take_turns(turns, options.rounds)
         tell(f"rounds of {_FIXED[1]} clients ...")
         fixed: dict[str, Timed] = {}
-        for backend, turn in turns_of(hosts, "fixed").items():
-            fixed |= take_turns({backend: turn}, options.rounds)
+        for form in _FORMS:
+            for name, turn in turns_of(hosts, "fixed", form).items():
+                fixed |= take_turns({name: turn}, options.rounds)
         facts = {backend: host.call("facts") for backend, host in hosts.items()}
         memory = _describe_memory(hosts, watches)
         memory["plain"] = {"worker_peak_mb": plain.peak_mb()}
@@ -233,7 +254,8 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     same_bits = decisions.count(decisions[0]) == len(decisions)
     results = {name: timed.weights for name, timed in cohorts.items()}
     wrong = check_results(results, same_bits=same_bits) + check_kernels(facts)
-    figures = summarise(options.clients, cohorts, fixed)
+    figures = summarize(options.clients, cohorts, fixed)
+    figures["first_result_s"] = first_result_s
     figures["one_client_s"] = {k: round(v, 5) for k, v in one_client_s.items()}
     return {**vars(options), **figures, "memory": memory, "kernels": facts}, wrong
 
@@ -243,7 +265,7 @@ def start_backends(
 ) -> dict[str, Hosted]:
     """Return ray_fed's backends, each in a process that the stack ends."""
     hosts: dict[str, Hosted] = {}
-    for backend in ("local", "ray"):
+    for backend in _BACKENDS:
         host = Hosted(Backend, backend, options.workers, options.jit)
         hosts[backend] = host
         stack.callback(host.close)
@@ -251,13 +273,14 @@ def start_backends(
     return hosts
 
 
-def turns_of(hosts: dict[str, Hosted], label: str) -> dict[str, Turn]:
-    """Return turns of each backend, of rounds that were prepared under a label."""
+def turns_of(hosts: dict[str, Hosted], label: str, form: str = "") -> dict[str, Turn]:
+    """Return turns of each backend, for the program of `label` and one of `_FORMS`."""
 
     def turns(host: Hosted) -> Turn:
-        return lambda num_rounds: host.call("run", label=label, num_rounds=num_rounds)
+        program = label + form
+        return lambda num_rounds: host.call("run", label=program, num_rounds=num_rounds)
 
-    return {backend: turns(host) for backend, host in hosts.items()}
+    return {backend + form: turns(host) for backend, host in hosts.items()}
 
 
 def _describe_memory(
@@ -282,7 +305,7 @@ def check_kernels(facts: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def summarise(
+def summarize(
     num_clients: int, cohorts: Mapping[str, Timed], fixed: Mapping[str, Timed]
 ) -> dict[str, Any]:
     """Return the figures of these rounds.
@@ -301,11 +324,13 @@ def summarise(
             for name, rate in rates.items()
             if not name.startswith("plain")
         },
+        "ratio_to_by_hand": {
+            name: round(rates[name] / rates[f"{name}_by_hand"], 3)
+            for name in _BACKENDS
+            if f"{name}_by_hand" in rates
+        },
         "fixed_ms": {
             name: round(1000 * timed.median_s, 2) for name, timed in fixed.items()
-        },
-        "first_round_s": {
-            name: round(timed.first_s, 3) for name, timed in cohorts.items()
         },
     }
 

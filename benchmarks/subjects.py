@@ -1,8 +1,9 @@
-"""Those who run a round: plain TensorFlow in W processes, and ray_fed's backends.
+"""The subjects of a measurement: TensorFlow, a Keras loop, and ray_fed's backends.
 
 Modules that load TensorFlow are imported in the process that is to have it.
 """
 
+import functools
 import itertools
 import time
 from typing import Any
@@ -66,8 +67,70 @@ class PlainTensorFlow:
             host.close()
 
 
+class KerasLoop:
+    """The loop that a Keras user writes without a library, in one process.
+
+    For each client it sets the server's weights, calls `train_on_batch`, and adds up
+    the trained weights.
+
+    Args:
+        name: of the workload.
+        num_clients: of the cohort.
+        num_threads: of TensorFlow, for each op.
+        num_distinct: client i has the data of i mod this.
+    """
+
+    def __init__(
+        self, name: str, num_clients: int, num_threads: int, num_distinct: int
+    ) -> None:
+        import keras
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+        from benchmarks import workloads
+
+        workload = workloads.WORKLOADS[name]
+        self._clients = workloads.make_datasets(
+            workload, num_clients, num_distinct, "lists"
+        )
+        self._model = workloads.build_keras(workload)
+        self._model.compile(
+            keras.optimizers.SGD(workloads.LEARNING_RATE),
+            workloads.build_loss(),
+            metrics=["accuracy"],
+        )
+        self._initial = workload.initial()
+
+    def run(self) -> tuple[float, list[Any]]:
+        """Return the seconds of a round, and its weighted mean."""
+        started = time.perf_counter()
+        sums, total = [0 * w for w in self._initial], 0
+        for client in self._clients:
+            self._model.set_weights(self._initial)
+            for batch in client:
+                self._model.train_on_batch(batch["x"], batch["y"])
+            count = sum(len(batch["y"]) for batch in client)
+            trained = self._model.get_weights()
+            sums = [s + count * w for s, w in zip(sums, trained, strict=True)]
+            total += count
+        mean = [s / total for s in sums]
+        return time.perf_counter() - started, mean
+
+
+class _Clock:
+    """A callback that notes when each round of a run ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_round(self, record: Any) -> None:
+        """Note the time."""
+        del record
+        self.ends.append(time.perf_counter())
+
+
 class Backend:
-    """A context of ray_fed in this process, with computations and data at hand.
+    """A context of ray_fed in this process, installed, with programs and data at hand.
 
     Args:
         backend: "ray" or "local".
@@ -79,10 +142,12 @@ class Backend:
         import ray_fed
 
         kernels: Any = {"jit": jit}
-        config = ray_fed.Config(backend=backend, workers=num_workers, kernels=kernels)
+        config = ray_fed.Config(
+            backend=backend, workers=num_workers, kernels=kernels, progress="off"
+        )
         address = "local" if backend == "ray" else None
-        self._context = ray_fed.create_context(config, address=address)
-        self._rounds: dict[str, Any] = {}
+        self._context = ray_fed.init(address, config=config)
+        self._turns: dict[str, Any] = {}
         self._fallbacks: set[str] = set()
         self._interpreted = 0
         self._worker_pids: set[int] = set()
@@ -91,48 +156,80 @@ class Backend:
 
     def prepare(
         self, label: str, of: tuple[str, int], num_distinct: int, data: str
-    ) -> None:
-        """Trace a round of a workload, and run it until each worker has taken part.
+    ) -> float:
+        """Trace a program, and run it until each worker has taken part.
 
         Args:
-            label: names the round.
+            label: names the program. If it ends in "by_hand", the program is
+                `workloads.build_round`, else `workloads.build_learning`.
             of: the workload's name, and how many clients.
             num_distinct: client i has the data of i mod this.
             data: how clients have them, see `workloads.make_datasets`.
+
+        Returns:
+            The seconds until the first result, with tracing and compilation.
         """
         from benchmarks import workloads
 
         name, num_clients = of
         workload = workloads.WORKLOADS[name]
         clients = workloads.make_datasets(workload, num_clients, num_distinct, data)
-        computation = workloads.build_round(workload)
-        self._rounds[label] = (computation, (workload.initial(), clients))
+        started = time.perf_counter()
+        if label.endswith("by_hand"):
+            computation = workloads.build_round(workload)
+            arguments = workload.initial(), clients
+            self._turns[label] = functools.partial(
+                self._run_by_hand, computation, arguments
+            )
+        else:
+            process = workloads.build_learning(workload)
+            self._turns[label] = functools.partial(self._run_learning, process, clients)
+        self.run(label, 1)
+        first_s = time.perf_counter() - started
         ends_s = time.monotonic() + _START_S
         while len(self._worker_pids) < self._num_processes:  # one may start late
             if time.monotonic() > ends_s:
                 raise TimeoutError(f"Not all workers took part within {_START_S} s.")
-            self._run(label)
+            self.run(label, 1)
+        return first_s
 
     def run(self, label: str, num_rounds: int) -> tuple[list[float], list[Any]]:
-        """Return the seconds of rounds that follow one another, and the last's mean."""
-        taken: list[float] = []
-        mean: list[Any] = []
-        for _ in range(num_rounds):
-            seconds, mean = self._run(label)
-            taken.append(seconds)
-        return taken, mean
+        """Return the seconds of rounds that follow one another, and a round's weights.
 
-    def _run(self, label: str) -> tuple[float, list[Any]]:
-        computation, arguments = self._rounds[label]
-        started = time.perf_counter()
-        mean = self._context.invoke(computation, arguments)
-        seconds = time.perf_counter() - started
+        Every round by hand starts from the initial weights. A run of `learning` trains
+        on, and its weights are those after its first round.
+        """
+        seconds, weights = self._turns[label](num_rounds)
         report: Any = self._context.last_report
         self._interpreted += report.num_leaves - report.kernel_leaves
         self._fallbacks.update(report.no_kernel)
-        self._decisions[label] = [found.jit for found in report.jit_decisions]
+        self._decisions[label] = [decision.jit for decision in report.jit_decisions]
         self._worker_pids.update(subround.worker_pid for subround in report.subrounds)
-        return seconds, list(mean)
+        return seconds, weights
+
+    def _run_by_hand(
+        self, computation: Any, arguments: Any, num_rounds: int
+    ) -> tuple[list[float], list[Any]]:
+        seconds: list[float] = []
+        mean: list[Any] = []
+        for _ in range(num_rounds):
+            started = time.perf_counter()
+            mean = list(self._context.invoke(computation, arguments))
+            seconds.append(time.perf_counter() - started)
+        return seconds, mean
+
+    def _run_learning(
+        self, process: Any, clients: Any, num_rounds: int
+    ) -> tuple[list[float], list[Any]]:
+        from ray_fed import learning
+
+        clock = _Clock()
+        started = time.perf_counter()
+        learning.run(process, clients, num_rounds=num_rounds, callbacks=[clock])
+        times = [started, *clock.ends]
+        seconds = [after - before for before, after in itertools.pairwise(times)]
+        first = learning.run(process, clients, num_rounds=1).state.weights
+        return seconds, list(first.trainable)
 
     def facts(self) -> dict[str, Any]:
         """Return how many leaves no kernel ran, why, and the workers' memory."""
@@ -147,4 +244,6 @@ class Backend:
 
     def close(self) -> None:
         """Close the context."""
-        self._context.close()
+        import ray_fed
+
+        ray_fed.shutdown()

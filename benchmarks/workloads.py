@@ -1,4 +1,8 @@
-"""Client work of some sizes, its synthetic data, and a round of it as users write it.
+"""Client work of some sizes, its synthetic data, and two programs that run it.
+
+`build_learning` writes a round as README does: a Keras model, SGD and accuracy, through
+`ray_fed.learning`. `build_round` writes the same arithmetic by hand, as a federated
+computation.
 
 tiny      softmax 784-10                         20 examples,   1 step
 mlp       784-200-200-10                        100 examples,   5 steps of 20
@@ -13,6 +17,7 @@ femnist   the same on 28x28, 62 classes         227 examples in the mean, steps 
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +61,12 @@ class Workload:
     def num_steps(self) -> int:
         """Batches of a client, where all are of one size."""
         return self.num_examples // self.batch_size
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """The side of a square example, in pixels, and its channels."""
+        channels = 3 if self.num_pixels % 3 == 0 else 1
+        return math.isqrt(self.num_pixels // channels), channels
 
     @property
     def dataset(self) -> fl.SequenceType:
@@ -135,6 +146,51 @@ WORKLOADS = {
 }
 for _name in ("mlp", "cnn"):
     WORKLOADS[f"{_name}_mixed"] = dataclasses.replace(WORKLOADS[_name], sigma=1.5)
+
+
+def build_keras(workload: Workload) -> Any:
+    """Return the workload's Keras model, with the weights that every round starts with.
+
+    Its layers are those of `networks.LOGITS`.
+    """
+    import keras
+
+    side, channels = workload.image
+    layers: list[Any] = [keras.Input((workload.num_pixels,))]
+    dense = workload.shapes
+    has_convolutions = len(dense[0]) == 4  # noqa: PLR2004 (side, side, in, out)
+    if has_convolutions:  # two, each with a bias
+        layers.append(keras.layers.Reshape((side, side, channels)))
+        layers += [
+            keras.layers.Conv2D(kernel[-1], 3, activation="relu")
+            for kernel in dense[:4:2]
+        ]
+        layers += [keras.layers.MaxPool2D(), keras.layers.Flatten()]
+        dense = dense[4:]
+    sizes = [kernel[1] for kernel in dense[::2]]
+    layers += [keras.layers.Dense(size, "relu") for size in sizes[:-1]]
+    model = keras.Sequential([*layers, keras.layers.Dense(sizes[-1])])
+    model.set_weights(workload.initial())
+    return model
+
+
+def build_loss() -> Any:
+    """Return the loss of every workload."""
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def build_learning(workload: Workload) -> Any:
+    """Return federated averaging as README writes it, by `ray_fed.learning`."""
+    import keras
+
+    from ray_fed import learning
+
+    model = learning.Model.from_keras(
+        build_keras(workload), loss=build_loss(), metrics=["accuracy"]
+    )
+    return learning.build_fed_avg(model, keras.optimizers.SGD(LEARNING_RATE))
 
 
 def build_round(workload: Workload) -> Any:

@@ -4,14 +4,14 @@ Nothing heavy is imported before a command needs it, so that help comes at once.
 user can mend is one line on standard error and exit code 2.
 """
 
-import dataclasses
 import json
 import pathlib
 import platform
 import sys
+import time
 import types
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,6 +45,29 @@ class Backend(StrEnum):
     LOCAL = "local"
 
 
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 (typer calls it so)
+    if wanted:
+        import ray_fed
+
+        print(f"ray-fed {ray_fed.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """Federated computations on Ray."""
+
+
 @app.command()
 def demo(
     rounds: Annotated[
@@ -68,6 +91,10 @@ def demo(
         int | None,
         typer.Option(min=1, help="Parts of a round; by default one a worker."),
     ] = None,
+    storage_path: Annotated[
+        str | None,
+        typer.Option(help="Save the run in this folder or URI, and resume it there."),
+    ] = None,
     plot: Annotated[
         pathlib.Path | None, typer.Option(help="Write the curve to this PNG file.")
     ] = None,
@@ -82,35 +109,66 @@ def demo(
 
     Starts a Ray of its own, unless an address is given, and stops it at the end.
     """
-    from ray_fed.demo import DemoOptions, run_demo
-    from ray_fed.observability.progress import RoundProgress
+    import ray_fed
+    from ray_fed.config import Config
+    from ray_fed.imports import import_extra
+    from ray_fed.observability.progress import WaitLine
 
-    options = DemoOptions(
-        rounds=rounds,
-        clients=clients,
-        seed=seed,
-        backend=backend.value,
-        address=address,
-        workers=workers,
-        subrounds=subrounds,
-        plot=plot,
-        save=save,
-    )
+    started = time.monotonic()
+    _check_outputs(plot, save)
+    import_extra("sklearn", "ray-fed demo")
+    if plot is not None:
+        import_extra("matplotlib", "--plot")
+    counts: dict[str, Any] = {"workers": workers, "subrounds": subrounds}
+    given = {name: count for name, count in counts.items() if count is not None}
+    config = Config.load(backend=backend.value, seed=seed, **given)
+    address = address or ("local" if backend is Backend.RAY else None)
     try:
-        with RoundProgress(rounds) as progress:
-            result = run_demo(options, progress)
+        with ray_fed.init(address, config=config):
+            with WaitLine.create(config.progress) as waiting:
+                waiting.say("importing TensorFlow")
+                from ray_fed.demo import train
+            result, model = train(rounds, clients, seed, storage_path)
     except KeyboardInterrupt:
         print("ray-fed: interrupted, all that was started is stopped", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    history = result.history
+    if plot is not None:
+        names = "evaluation.accuracy", "evaluation.loss"
+        history.plot(*names).savefig(plot, dpi=150)
+    if save is not None:
+        model.save(save)
+    warm = history[1:] or history  # the first round waits for the workers
+    last: Any = history[-1].evaluation
+    report = {
+        "accuracy": float(last["accuracy"]),
+        "loss": float(last["loss"]),
+        "rounds": len(history),
+        "clients_per_second": sum(len(record.clients) for record in warm)
+        / sum(record.seconds for record in warm),
+        "retries": sum(record.retries for record in history),
+        "seconds": time.monotonic() - started,
+    }
     if as_json:
-        print(json.dumps(dataclasses.asdict(result)))
+        print(json.dumps(report))
         return
     print(
-        f"test accuracy {result.accuracy:.4f}, loss {result.loss:.4f} after"
-        f" {result.rounds} rounds; {result.retries} retries, {result.seconds:.1f} s"
-        " with start and evaluation,"
-        f" {result.clients_per_second:.0f} clients/s once warm"
+        "test accuracy {accuracy:.4f}, loss {loss:.4f} after {rounds} rounds; {retries}"
+        " retries, {seconds:.1f} s with start and evaluation, {clients_per_second:.0f}"
+        " clients/s once warm".format_map(report)
     )
+
+
+def _check_outputs(plot: pathlib.Path | None, save: pathlib.Path | None) -> None:
+    for path in filter(None, [plot, save]):
+        if not path.absolute().parent.is_dir():
+            raise errors.UserError(
+                f"Expected a file in a folder that exists, found `{path}`."
+            )
+    if save is not None and save.suffix != ".keras":
+        raise errors.UserError(
+            f"Expected a name that ends with .keras, found `{save}`."
+        )
 
 
 @app.command()
@@ -200,7 +258,6 @@ def _describe_ray(address: str | None) -> str:
 
 
 def _describe_bytecode(package: types.ModuleType) -> str:
-    """Say whether Python found the compiled form of a package that was imported."""
     spec = package.__spec__
     if spec is None or spec.cached is None or pathlib.Path(spec.cached).exists():
         return "compiled"
@@ -220,3 +277,7 @@ def main() -> None:
         message = " ".join(str(error).split())
         print(f"ray-fed: {message}", file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,10 @@
 """Settings: one frozen tree, read from YAML, the environment and arguments.
 
-Later sources win: defaults, a YAML file, `RAY_FED_...` variables, arguments. A variable
-names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`), and its
-value is read as YAML. Unknown keys are refused, with the nearest one. Mappings and
-lists are frozen, too; an error names where a setting comes from.
+Later sources win: defaults, a YAML file, `RAY_FED_...` variables, arguments. Variables
+also set the fields that a `Config(...)` leaves out, when a context is built with it. A
+variable names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`).
+Its value is YAML. An unknown key is an error that suggests the nearest one, and errors
+name the variable that a setting comes from. Mappings and lists are frozen, too.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import html
 import math
 import numbers
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, cast
 
@@ -23,6 +25,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.files import opening
+from ray_fed.language.type_checks import is_whole
 from ray_fed.values import read_limits
 
 
@@ -34,9 +37,9 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 class FrozenMapping(dict[str, Any]):
-    """A dict that refuses changes; it is dumped and pickled as a dict is.
+    """A dict that refuses changes. It is dumped and pickled like a dict.
 
-    Its hash is that of its names, as values need not have one.
+    Its hash is the hash of its names, because values may have no hash.
     """
 
     __setitem__ = __delitem__ = __ior__ = _refuse
@@ -52,7 +55,7 @@ class FrozenMapping(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """A list that refuses changes; it is dumped and pickled as a list is."""
+    """A list that refuses changes. It is dumped and pickled like a list."""
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = pop = remove = clear = _refuse
@@ -64,7 +67,7 @@ class FrozenList(list[Any]):
 
 
 def freeze(value: Any) -> Any:
-    """Return a value whose mappings and lists are frozen copies, at all depths."""
+    """Return a copy of a value with frozen mappings and lists, at all depths."""
     match value:
         case Mapping():
             items = cast("Mapping[str, Any]", value).items()
@@ -76,18 +79,24 @@ def freeze(value: Any) -> Any:
 
 
 MAX_WORKERS = 2**16
-"""Of one pool: beyond what one Ray cluster holds."""
+"""Largest number of workers in a pool, more than one Ray cluster holds."""
 
 _MAX_BUDGET = 10**6
-"""Of failures: Ray takes the sum of all budgets as one 32-bit number."""
+"""Largest budget of failures. Ray takes the sum of all budgets as a 32-bit number."""
+
+_MAX_MEMORY = 2**48
+"""Largest memory of a worker, in bytes. Ray counts in units of 0.0001 bytes."""
+
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+_LABEL_KEY = re.compile(f"(?:[a-zA-Z0-9.-]{{1,253}}/)?{_LABEL}")
+_LABEL_TERM = re.compile(rf"!?(?:{_LABEL}|in\({_LABEL}(?:, ?{_LABEL})*\))")
 
 _GRAIN = 1e-4
-"""The smallest part of a resource that Ray gives."""
+"""Smallest amount of a resource that Ray allocates."""
 
 
 def _read_whole(value: object) -> int:
-    """Return a whole number of Python's or numpy's; nothing else is taken for one."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if not is_whole(value):
         raise pydantic_core.PydanticCustomError(
             "whole", "Input should be a whole number"
         )
@@ -95,7 +104,7 @@ def _read_whole(value: object) -> int:
 
 
 def _read_real(value: object) -> float:
-    """Return a number that is finite; YAML hands in `1e3` as text."""
+    """Return a finite number. YAML reads `1e3` as text."""
     if not isinstance(value, bool) and isinstance(value, numbers.Real | str):
         with contextlib.suppress(ValueError, OverflowError):
             found = float(value)
@@ -114,17 +123,36 @@ def _check_grain(value: float) -> float:
 
 def _check_names(resources: Mapping[str, float]) -> Mapping[str, float]:
     own = {"CPU": "num_cpus", "GPU": "num_gpus"}
-    own |= {setting: setting for setting in own.values()}
+    own |= {setting: setting for setting in (*own.values(), "memory")}
     for name in resources:
         if name in own:
             raise pydantic_core.PydanticCustomError(
                 "name", "Input should be given as `workers.{own}`", {"own": own[name]}
             )
-        if not name.isprintable() or not name:
-            raise pydantic_core.PydanticCustomError(
-                "name", "Names of resources should be text that can be printed"
-            )
+        _check_printable(name)
     return resources
+
+
+def _check_printable(name: str) -> str:
+    if not name.isprintable() or not name:
+        raise pydantic_core.PydanticCustomError(
+            "name", "Names should be text that can be printed"
+        )
+    return name
+
+
+def _check_labels(selector: Mapping[str, str]) -> Mapping[str, str]:
+    for key, term in selector.items():
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_TERM.fullmatch(term):
+            raise pydantic_core.PydanticCustomError(
+                "label",
+                "`{key}: {term}` should be the name of a label and `value`, `!value`,"
+                " `in(value, value)` or `!in(value, value)`. Names and values have at"
+                " most 63 letters, digits, `-`, `_` and `.`",
+                {"key": key, "term": term},
+            )
+    # Ray 2.60 takes a space for a part of the value that follows.
+    return {key: term.replace(" ", "") for key, term in selector.items()}
 
 
 _Whole = Annotated[int, pydantic.BeforeValidator(_read_whole)]
@@ -144,21 +172,27 @@ Amounts = Annotated[
     pydantic.AfterValidator(_check_names),
     pydantic.AfterValidator(freeze),
 ]
+Name = Annotated[str, pydantic.AfterValidator(_check_printable)]
+Labels = Annotated[
+    Mapping[str, str],
+    pydantic.AfterValidator(_check_labels),
+    pydantic.AfterValidator(freeze),
+]
 Environment = Annotated[Mapping[str, Any], pydantic.AfterValidator(freeze)]
 
 
 COUNTED = ("workers", "subrounds")
-"""Fields whose short form is a count."""
+"""Fields that may be given as a count."""
 
 
 def expand_count(value: object) -> object:
-    """Return a count as the settings that it is short for; the rest as it is."""
+    """Return the settings that a count is short for, or any other value unchanged."""
     whole = isinstance(value, Mapping | pydantic.BaseModel | bool | None)
     return value if whole else {"count": value}
 
 
 def expand_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without short forms, so that sources can be merged."""
+    """Return settings with counts expanded, so that sources can be merged."""
     return {
         key: expand_count(value) if key in COUNTED else value
         for key, value in settings.items()
@@ -166,7 +200,6 @@ def expand_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_switch(value: object) -> object:
-    """Return "on" or "off" for a truth value; the rest as it is."""
     names = {True: "on", False: "off"}  # what YAML makes of the bare words
     return names[value] if isinstance(value, bool) else value
 
@@ -175,7 +208,6 @@ Switch = Annotated[Literal["auto", "on", "off"], pydantic.BeforeValidator(_name_
 
 
 def _read_size(value: object) -> int | tuple[int, int] | None:
-    """Return a count, or the ends of a range; None as it is."""
     match value:
         case None:
             return None
@@ -211,13 +243,14 @@ Size = Annotated[int | tuple[int, int] | None, pydantic.BeforeValidator(_read_si
 
 
 _PREFIX = "RAY_FED_"
+_NO_SETTINGS = (tracebacks.VARIABLE, tracebacks.GRAPH_CACHE)
 _MAX_YAML_BYTES = 2**18
 _NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
-"""What is raised for text that is no YAML: no UTF-8, no such date, too deep."""
+"""Raised for text that is not YAML: not UTF-8, an impossible date, too deep."""
 
 
 def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the variables that hold settings which an error is about."""
+    """Return the variables that set what an error complains about."""
     details = error.errors() if isinstance(error, pydantic.ValidationError) else []
     paths = [[str(part) for part in detail["loc"]] for detail in details]
     paths = [path for path in paths if not _holds(arguments, path)]
@@ -230,7 +263,7 @@ def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _holds(settings: Any, path: list[str]) -> bool:
-    """Return whether settings decide the one at a path, alone or with others."""
+    """Return whether settings set the one at a path, or a part of it."""
     for part in path:
         if not isinstance(settings, Mapping):
             return True
@@ -242,10 +275,10 @@ def _holds(settings: Any, path: list[str]) -> bool:
 
 
 def read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Read settings from a YAML file; without a path there are none.
+    """Read settings from a YAML file, or none without a path.
 
     Raises:
-        ConfigError: the file is missing, too long, no YAML, or holds no mapping.
+        ConfigError: The file is missing, too long, not YAML, or not a mapping.
     """
     if path is None:
         return {}
@@ -273,11 +306,11 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Read settings from `RAY_FED_...` variables.
 
     Raises:
-        ConfigError: the value of a variable is no YAML.
+        ConfigError: The value of a variable is not YAML.
     """
     settings: dict[str, Any] = {}
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(_PREFIX) or variable == tracebacks.VARIABLE:
+        if not variable.startswith(_PREFIX) or variable in _NO_SETTINGS:
             continue
         try:
             value: Any = yaml.safe_load(text)
@@ -293,7 +326,7 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of two sources; where both have one, `above` wins."""
+    """Return the settings of two sources. If both have one, `above` wins."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -305,7 +338,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def explain(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> str:
-    """Return an error's text: each setting that is wrong, and what is legal there."""
+    """Return the text of an error: each wrong setting, and its legal values."""
     return " ".join(
         __explain_one(cast("Any", detail), model) for detail in error.errors()
     )
@@ -326,18 +359,21 @@ def __explain_one(detail: dict[str, Any], model: type[pydantic.BaseModel]) -> st
 
 def _fields_at(path: list[str], model: type[pydantic.BaseModel]) -> list[str]:
     for part in path:
-        model = cast("Any", model.model_fields[part].annotation)
+        if part in model.model_fields:  # else a name in `worker_groups`
+            found = model.model_fields[part].annotation
+            is_model = isinstance(found, type) and issubclass(found, pydantic.BaseModel)
+            model = cast("Any", found) if is_model else Workers
     return list(model.model_fields)
 
 
 class Frozen(pydantic.BaseModel):
-    """Settings, which show what differs from their defaults."""
+    """Settings whose repr shows what differs from the defaults."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     @override
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Return what differs from the defaults."""
+        """Return the fields that differ from their defaults."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if value != field.get_default(call_default_factory=True):
@@ -367,32 +403,44 @@ class Frozen(pydantic.BaseModel):
 
 
 class Workers(Frozen):
-    """What the pool of actors is made of.
+    """The pool of actors that do the work of clients.
 
     Attributes:
-        count: how many actors; (min, max): as many as the cluster has room for, looked
-            at every round; None: one for each CPU (or GPU, where `num_gpus` asks for
-            some) that the cluster has, or the placement group of this process.
-        num_cpus: of each actor, also its TensorFlow threads: max(1, int(num_cpus)).
-        num_gpus: of each actor, at most 1, as its executor works on one device; a
-            fraction becomes a TensorFlow memory limit.
-        resources: further Ray resources of each actor.
-        start_timeout_s: seconds within which an actor must be ready.
-        client_bytes: of `program.ClientData`, and of rows in local files, that each
-            actor keeps between rounds; of lists of clients that come again, which this
-            process copies; also of one sequence that it reads from a dataset, a
-            generator or another iterable. With 0 it keeps nothing, and reads as much as
-            `data` says.
-        wait_timeout_s: seconds that a round waits for room for as many actors as it
-            needs (min, or one); for nodes, that is, which have yet to come.
-        allow_mixed: whether actors may differ from the driver in versions, and from
-            one another in what decides the bits of a result.
+        count: Number of actors. With (min, max), each round uses as many as the cluster
+            has room for. With None, there is one actor for each CPU of the cluster, or
+            of the placement group of this process. If `num_gpus` is not 0, there is one
+            for each GPU instead.
+        num_cpus: CPUs of each actor. It has max(1, int(num_cpus)) TensorFlow threads.
+        num_gpus: GPUs of each actor, at most 1, because its executor works on one
+            device. A fraction becomes a memory limit of TensorFlow.
+        memory: Bytes of memory that Ray reserves for each actor, of what it counts as
+            the memory of a node. Ray does not limit the actor to it.
+        accelerator_type: Name that Ray has for the accelerator of the actors' nodes,
+            such as "H100". None allows every node.
+        resources: Other Ray resources of each actor.
+        label_selector: Labels of the nodes on which actors may run. A value is
+            "value", "!value", "in(value, value)" or "!in(value, value)". Nodes without
+            the label match only the forms with "!".
+        start_timeout_s: Seconds within which an actor that has room must be ready.
+        client_bytes: Bytes of `program.ClientData`, and of rows in local files, that
+            each actor keeps between rounds. This process keeps copies of lists of
+            clients, up to the same size. It is also the limit of one sequence that an
+            actor reads from a dataset, a generator or another iterable. With 0, an
+            actor keeps nothing, and `data.sequence_bytes` limits what it reads.
+        wait_timeout_s: Seconds that a round waits for room for the actors that it needs
+            (min, or one). They start again whenever an actor gets room or a subround
+            ends. The time of a start, or of a busy actor, does not count.
+        allow_mixed: Whether actors may have other versions of packages than the driver,
+            and differ from one another in what decides the bits of a result.
     """
 
     count: Size = None
     num_cpus: Annotated[Amount, pydantic.Field(gt=0)] = 1.0
     num_gpus: Amount = 0.0
+    memory: Annotated[Bytes, pydantic.Field(le=_MAX_MEMORY)] = 0
+    accelerator_type: Name | None = None
     resources: Amounts = pydantic.Field(default={}, validate_default=True)
+    label_selector: Labels = pydantic.Field(default={}, validate_default=True)
     start_timeout_s: Seconds = 120.0
     client_bytes: Bytes = 2**30
     wait_timeout_s: Seconds = 300.0
@@ -410,14 +458,20 @@ class Workers(Frozen):
         return value
 
 
+WorkerGroups = Annotated[
+    Mapping[Name, Annotated[Workers, pydantic.BeforeValidator(expand_count)]],
+    pydantic.AfterValidator(freeze),
+]
+
+
 class Retry(Frozen):
-    """How many failures of a class one subround may have before its round fails.
+    """How many failures of each kind a subround may have before its round fails.
 
     Attributes:
-        crash: a process or node died, an object was lost.
-        preemption: a node was taken away with notice.
-        memory: a process was ended for want of memory, or TensorFlow found none.
-        hang: a worker took longer than `subrounds.timeout_s`.
+        crash: A process or node died, or an object was lost.
+        preemption: A node was taken away with notice.
+        memory: A process was killed because memory was full, or TensorFlow had none.
+        hang: A worker took longer than `subrounds.timeout_s`.
     """
 
     crash: Budget = 3
@@ -427,16 +481,14 @@ class Retry(Frozen):
 
 
 class Subrounds(Frozen):
-    """How a round is cut.
+    """How a round is divided.
 
     Attributes:
-        count: subrounds a round; None: one a worker. The bits of a result do not
-            depend on it.
-        timeout_s: seconds that a worker may take for a subround, from its start: one
-            that takes longer is ended and replaced, and the subround runs again, within
-            `retry.hang`. The wait for a worker does not count: it ends when those
-            before end, and `workers.start_timeout_s` bounds that for one to start.
-            None: no limit.
+        count: Number of subrounds in a round; None means one for each worker. The bits
+            of a result do not depend on it.
+        timeout_s: Seconds that a worker may take for a subround; None means no limit. A
+            worker that takes longer is replaced, and the subround runs again, as often
+            as `retry.hang` allows. Waiting for a worker does not count.
     """
 
     count: Count | None = None
@@ -444,16 +496,16 @@ class Subrounds(Frozen):
 
 
 class Stragglers(Frozen):
-    """When a subround runs a second time, beside the first, on a worker that is idle.
+    """When a slow subround also runs on a second, idle worker.
 
-    The first result counts; the bits are the same. Effects of client work outside of
-    its result, such as files, happen twice.
+    The first result counts. Both have the same bits. Effects of client work beside its
+    result, such as files that it writes, happen twice.
 
     Attributes:
-        enabled: whether to do so at all.
-        factor: so many times the median of the subrounds of the same kind in its round,
-            half of which at least are done; > 1.
-        min_s: seconds that a subround has had its worker, at least.
+        enabled: Whether subrounds run a second time.
+        factor: A subround is slow if it takes this many times the median of the
+            subrounds of its kind in the round, > 1. Half of them must be done.
+        min_s: A subround is never slow before it has had its worker for these seconds.
     """
 
     enabled: bool = True
@@ -462,41 +514,44 @@ class Stragglers(Frozen):
 
 
 class Kernels(Frozen):
-    """How the work of clients becomes one graph that loops over them.
+    """How the work of many clients becomes one graph that loops over them.
+
+    `jit` and `vectorized_clients` decide the bits of a result. They do not apply to
+    work that draws random numbers, has effects other than checks, or keeps values of
+    clients for a later stage. Work that TensorFlow cannot vectorize, such as
+    convolutions and loops, runs one client at a time. An event says why.
 
     Attributes:
-        enabled: whether to try; what has no kernel is interpreted, call by call.
-        call_s: seconds of clients that one call may cover, about. On Ray, cancelling
-            waits for a call to end; the bits of a result do not depend on it.
-        jit: whether XLA compiles the work on leaves whose clients all have data of one
-            shape, once for each shape and worker. "auto": where a rule says that it
-            gains, a function of computation, sizes and kind of device alone (see
-            docs/performance.md); `RoundReport.jit_decisions` says what it came to. With
-            XLA an index or a label out of range is no error.
-        vectorised_clients: of such a leaf, how many clients work at once, in the memory
-            of as many; for small models on a GPU.
-
-    `jit` and `vectorised_clients` decide bits, and leave alone what draws, has
-    variables or effects, or keeps values of clients for a later stage. What TensorFlow
-    does not vectorise (convolutions, loops of the work's own) runs one by one. An event
-    says why.
+        enabled: Whether to build such graphs, which are called kernels. Work without a
+            kernel is interpreted, call by call.
+        call_s: About how many seconds of client work one call covers. On Ray,
+            cancelling waits for the end of a call. The bits of a result do not depend
+            on it.
+        jit: Whether XLA compiles the work of clients whose data have one shape, once
+            for each shape and worker. "auto" does so if a rule predicts a gain. The
+            rule depends only on the computation, the sizes and the kind of device (see
+            docs/performance.md). `RoundReport.jit_decisions` has its decisions. With
+            XLA, an index or a label out of range is not an error.
+        vectorized_clients: Number of such clients that work at once, which takes the
+            memory of as many. It is for small models on a GPU.
     """
 
     enabled: bool = True
     call_s: Seconds = 5.0
     jit: Switch = "auto"
-    vectorised_clients: Count = 1
+    vectorized_clients: Count = 1
 
 
 class Data(Frozen):
     """What may be read as data of clients.
 
     Attributes:
-        protocols: of fsspec, such as "s3", that URIs in computations and arguments may
-            have, in this process and in workers. Local files and "memory" always may.
-        sequence_bytes: of one sequence that a call reads in this process from a
-            dataset, a generator or another iterable: data without end become an error.
-            In workers, `workers.client_bytes` counts. Lists are not held to it.
+        protocols: Protocols of fsspec, such as "s3", that URIs in computations and
+            arguments may have, in this process and in workers. Local files and "memory"
+            are always allowed.
+        sequence_bytes: Largest size of one sequence that a call reads in this process
+            from a dataset, a generator or another iterable, so that endless data is an
+            error. In workers, `workers.client_bytes` is the limit. Lists have none.
     """
 
     protocols: tuple[str, ...] = ()
@@ -504,46 +559,55 @@ class Data(Frozen):
 
 
 class Config(Frozen):
-    """All settings of a context; short forms are accepted where noted.
+    """All settings of a context.
 
     Attributes:
         backend: "ray", or "local" for threads of this process.
-        workers: a `Workers`, or its count: an int or (min, max).
-        subrounds: a `Subrounds`, or its count.
-        clients_per_leaf: clients that are accumulated one after another before merging;
-            decides the bits of a sum. None: a sixteenth of the cohort, 1 to 64.
-        default_num_clients: the cohort of a computation without client arguments.
-        seed: of all random numbers that computations draw.
-        progress: a line that says what `init` and the first call of a computation wait
-            for: "auto" shows it in a terminal and in a notebook, and writes it to the
-            log (INFO) elsewhere; "on" writes to standard error elsewhere; "off" is
-            silent.
-        debug: with the local backend: clients run one after another on the thread that
-            calls, Python functions inside of TensorFlow graphs included, so that
-            breakpoints stop there; the bits are the same.
-        retry: budgets of failures.
-        stragglers: a `Stragglers`.
-        kernels: a `Kernels`.
-        data: a `Data`.
-        kept_bytes: of clients' values that a call may keep where a later aggregation
-            or the result needs them again: in the object store, or in this process.
-            Clients past that, by index, do their work again; the bits do not depend
-            on it.
-        max_dropped_clients: of a round, whose work or data raised: it goes on without
-            them, and its report names them. One more, or any where the result holds
-            values of clients, and the error is raised.
-        runtime_env: Ray's runtime environment of the job, when this process connects.
+        workers: The `Workers`, or only their count: an int or (min, max).
+        worker_groups: More `Workers`, or only their counts, by the name of a group. A
+            call runs on `workers`, or on one group in `context.on_workers(name)`.
+        subrounds: The `Subrounds`, or only their count.
+        clients_per_leaf: Number of clients that are accumulated one after another
+            before merging. It decides the bits of a sum. None means a sixteenth of the
+            cohort, at least 1 and at most 64.
+        default_num_clients: Size of the cohort of a computation without client
+            arguments.
+        seed: Seed of all random numbers that computations draw.
+        name: Name of the run in Ray's lists, logs and metrics. With None, the name is
+            the script's, such as "train.py".
+        progress: A line that says what `init` and calls wait for. "auto" shows it in a
+            terminal and in a notebook, and writes it to the log (INFO) elsewhere. "on"
+            writes it to standard error elsewhere. "off" is silent. Waiting for room is
+            always in the log (WARNING).
+        debug: Whether clients run one after another on the calling thread, with Python
+            functions inside TensorFlow graphs, so that breakpoints stop there. It needs
+            the local backend. The bits are the same.
+        retry: How many failures are retried.
+        stragglers: When a slow subround runs a second time.
+        kernels: How the work of clients becomes one graph.
+        data: What may be read as data of clients.
+        kept_bytes: Bytes of clients' values that a call may keep for a later
+            aggregation or for the result, in the object store or in this process. The
+            remaining clients, by index, do their work again. The bits do not depend on
+            it.
+        max_dropped_clients: Number of clients in a round whose work or data may raise.
+            The round continues without them, and its report names them. With one more
+            the error is raised, and always if the result has values of clients.
+        runtime_env: Ray's runtime environment of the job, used when this process
+            connects to Ray.
 
     Raises:
-        ConfigError: a key is unknown or a value is out of range.
+        ConfigError: A key is unknown or a value is out of range.
     """
 
     backend: Literal["ray", "local"] = "ray"
     workers: Workers = Workers()
+    worker_groups: WorkerGroups = pydantic.Field(default={}, validate_default=True)
     subrounds: Subrounds = Subrounds()
     clients_per_leaf: Count | None = None
     default_num_clients: CountOrNone = 0
     seed: Seed = 0
+    name: Name | None = None
     progress: Switch = "auto"
     debug: bool = False
     retry: Retry = Retry()
@@ -556,13 +620,27 @@ class Config(Frozen):
 
     @tracebacks.shorten
     def __init__(self, **data: Any) -> None:
-        """Take fields or short forms; a signature of fields would forbid those."""
+        """Take fields or short forms, which a signature of the fields would forbid."""
         super().__init__(**data)
         if self.debug and self.backend != "local":
             raise errors.ConfigError(
                 'Expected backend="local" with `debug`, found'
                 f' backend="{self.backend}": clients on actors cannot run on the'
                 " thread that calls."
+            )
+        groups = {"workers": self.workers} | {
+            f"worker_groups.{name}": group for name, group in self.worker_groups.items()
+        }
+        unsized = [name for name, group in groups.items() if group.count is None]
+        if self.worker_groups and unsized:
+            raise errors.ConfigError(
+                f"Expected a `{unsized[0]}.count`, found none: with `worker_groups`,"
+                " say how many workers each group has."
+            )
+        if self.worker_groups and self.backend != "ray":
+            raise errors.ConfigError(
+                'Expected backend="ray" with `worker_groups`, found'
+                f' backend="{self.backend}": threads are all alike.'
             )
 
     @pydantic.field_validator(*COUNTED, mode="before")
@@ -572,13 +650,13 @@ class Config(Frozen):
 
     @property
     def driver_limits(self) -> read_limits.Limits:
-        """What may be read in the process that calls."""
+        """Limits of what this process reads."""
         advice = "Raise `data.sequence_bytes` if it is to be as large."
         return read_limits.Limits(self.data.sequence_bytes, advice, self.data.protocols)
 
     @property
     def worker_limits(self) -> read_limits.Limits:
-        """What may be read where clients work."""
+        """Limits of what workers read."""
         if not self.workers.client_bytes:
             return self.driver_limits
         advice = "Raise `workers.client_bytes` if it is to be as large."
@@ -594,11 +672,11 @@ class Config(Frozen):
         """Read settings from a YAML file, the environment and arguments.
 
         Args:
-            path: of a YAML file; None reads none.
-            **arguments: fields, which win over both.
+            path: Path of a YAML file; None reads none.
+            **arguments: Fields, which win over both.
 
         Raises:
-            ConfigError: the file holds no mapping, or a setting is not one.
+            ConfigError: The file is not a mapping, or a setting is wrong.
         """
         merged: dict[Any, Any] = {}
         environment = read_environment(os.environ)
@@ -619,17 +697,38 @@ class Config(Frozen):
             raise errors.ConfigError(told) from None
 
 
-def check_config(config: object) -> Config:
-    """Return settings that a caller gave; the defaults for None.
+def resolve_config(config: object) -> Config:
+    """Return the settings of a context.
+
+    `RAY_FED_...` variables set the fields that the caller left out.
+
+    Args:
+        config: A caller's settings, or None.
 
     Raises:
-        ConfigError: they are no `Config`.
+        ConfigError: `config` is not a `Config`, or a variable is not a setting.
     """
     if config is None:
-        return Config()
+        return Config.load()
     if not isinstance(config, Config):
         raise errors.ConfigError(
             f"Expected a ray_fed.Config, found a {type(config).__name__}: pass"
             " ray_fed.Config(...) with the settings as its arguments."
         )
-    return config
+    if not read_environment(os.environ):
+        return config
+    return Config.load(**config.model_dump(exclude_unset=True))
+
+
+def check_address(address: object) -> None:
+    """Raise unless an address is text, or None.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if address is not None and not isinstance(address, str):
+        raise errors.ConfigError(
+            'Expected an `address` of Ray as text, such as "local", "auto" or'
+            f' "host:6379", found `{errors.describe(address)}`: pass settings as'
+            " `config`."
+        )

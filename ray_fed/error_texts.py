@@ -1,33 +1,39 @@
-"""Texts of errors that any exception has, and that any machine takes.
+"""Texts of any exception, which are short and can be encoded.
 
-An error of a user's code may have a message of 50 MB, one with lone surrogates, which
-no message of Ray's can carry, or one whose `__str__` raises. What ray_fed tells of such
-an error is of bounded length, and can be encoded.
+An error of a user's code may have a message of 50 MB, a `__str__` that raises, or lone
+surrogates, which no message of Ray can carry.
 """
 
 import contextlib
+import os
+import platform
 import re
 import traceback
 from collections.abc import Callable, Generator
 
 MAX_CHARACTERS = 20_000
-"""Characters of a message of ray_fed, or of a traceback."""
+"""Largest length of a message of ray_fed, or of a traceback."""
 
 _MAX_QUOTED = 10_000
-"""Characters of another error's message in one of ray_fed."""
+"""Largest length of another error's message inside a message of ray_fed."""
+
+
+def describe_process() -> str:
+    """Return the process and the node of this code, for errors."""
+    return f"process {os.getpid()} on node `{platform.node()}`"
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-"""What a terminal shows as bold or colours, as in messages of Keras."""
+"""Codes for bold text and colors in a terminal, such as in messages of Keras."""
 
 
 def without_escapes(text: str) -> str:
-    """Return a text as it is read: without what terminals take for colours."""
+    """Remove codes for colors from a text."""
     return _ESCAPES.sub("", text)
 
 
 def bound(text: str, max_characters: int = MAX_CHARACTERS) -> str:
-    """Return a text that can be encoded, cut in its middle if it is long."""
+    """Return a text that can be encoded. A long one is cut in its middle."""
     text = without_escapes(text)
     if len(text) > max_characters:
         kept = max_characters // 2
@@ -37,7 +43,7 @@ def bound(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error; "no message" if it has none that can be read."""
+    """Return the message of an error, or "no message" if it cannot be read."""
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 (`__str__` of any class)
@@ -62,18 +68,19 @@ class _Origin(str):
 
 
 class _Place(str):
-    """A note on an exception: which line of the user's code made what raised it."""
+    """A note on an exception: the user's line that made the operation that raised."""
 
     __slots__ = ()
 
 
 @contextlib.contextmanager
 def naming_origin(origin: str, find_place: Callable[[str], str]) -> Generator[None]:
-    """Note on what is raised inside what raised it, unless that is noted already.
+    """Add notes on the origin to errors that are raised inside, unless they have some.
 
     Args:
-        origin: such as "the computation `train` (model.py:12)".
-        find_place: returns a sentence on the place in it that a message names, or "".
+        origin: What raised, such as "the computation `train` (model.py:12)".
+        find_place: Takes an error's message, and returns a sentence on the place in the
+            origin that the message names, or "".
     """
     try:
         yield
@@ -87,12 +94,12 @@ def naming_origin(origin: str, find_place: Callable[[str], str]) -> Generator[No
 
 
 def origin_of(error: BaseException) -> str | None:
-    """Return what `naming_origin` noted on an error; None for another one."""
+    """Return the origin that `naming_origin` noted on an error, or None."""
     return _noted(error, _Origin)
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return the place that `naming_origin` noted on an error; None if it has none."""
+    """Return the place that `naming_origin` noted on an error, or None."""
     return _noted(error, _Place)
 
 

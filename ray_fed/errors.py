@@ -1,17 +1,17 @@
-"""Every error that ray_fed raises on purpose, as one tree.
+"""The tree of errors that ray_fed raises.
 
     RayFedError
     ├── UserError                        fix the call
-    │   ├── ConfigError                  (ValueError)  a setting that cannot be
-    │   ├── ValueMismatchError           (TypeError)   a value that is not of its type
-    │   ├── UnsupportedError             (ValueError)  a kind that an executor lacks
-    │   ├── KindMismatchError            both of the two before: a kind and a type
-    │   ├── MissingIntrinsicError        (NotImplementedError) an intrinsic it lacks
+    │   ├── ConfigError                  (ValueError)  a wrong setting or argument
+    │   ├── ValueMismatchError           (TypeError)   a value of another type
+    │   ├── UnsupportedError             (ValueError)  something that is not supported
+    │   ├── KindMismatchError            (TypeError, ValueError) both classes above
+    │   ├── MissingIntrinsicError        (NotImplementedError) no such intrinsic
     │   ├── CardinalityError             (ValueError)  the wrong number of clients
-    │   ├── MissingFileError             (FileNotFoundError) a data file that is named
+    │   ├── MissingFileError             (FileNotFoundError) a data file is missing
     │   ├── ContextStateError            (RuntimeError) init, shutdown out of order
     │   ├── ComputationError             (RuntimeError) the user's computation raised
-    │   │   └── WorkerMemoryError        and found no memory: retried on Ray
+    │   │   └── WorkerMemoryError        memory was full: retried on Ray
     │   ├── SavedStateError              (ValueError)  a file of saved state is damaged
     │   │   ├── StateFormatError         or was written by another version of ray_fed
     │   │   └── StorageError             (OSError)     it cannot be read or written
@@ -23,14 +23,13 @@
     └── ClusterError                     (RuntimeError)
         ├── ResourceError                asked for more than there is
         ├── DeadlineError                (TimeoutError) something took too long
-        ├── WorkerLost                   retried, never seen by a caller
         └── RetryBudgetError             retried often enough; has the last failure
 
-Those of a round have the base LocatedError and say where in it they happened:
-ComputationError, DeadlineError, RetryBudgetError.
+The base LocatedError of ComputationError, DeadlineError and RetryBudgetError says where
+in a round they happened.
 
-Messages follow one form: "Expected X, found Y", then what to do. Every error
-survives pickling, because most of them are born on another machine.
+Messages have one form: "Expected X, found Y", then what to do. Every error can be
+pickled, because most of them come from another machine.
 """
 
 import copy
@@ -57,7 +56,7 @@ _SHORTENED.maxstring = _SHORTENED.maxother = _SHORTENED.maxlong = MAX_SHOWN
 
 
 def describe(value: object) -> str:
-    """Return a value as a message shows it: short, however large or deep it is."""
+    """Return a short text of a value for a message, however large or deep it is."""
     try:
         text = _SHORTENED.repr(value)
     except Exception as error:  # noqa: BLE001 (ints of 5,000 digits, any class at all)
@@ -66,7 +65,7 @@ def describe(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text as a message shows it, cut when long."""
+    """Return a text for a message, cut if it is long."""
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
@@ -74,14 +73,28 @@ _MAX_COMPARED = 10_000
 
 
 def suggest(name: object, known: Iterable[object]) -> str:
-    """Return a sentence on the known name that is nearest to one; "" if none is."""
-    text, texts = str(name), list(map(str, itertools.islice(known, _MAX_COMPARED)))
-    near = difflib.get_close_matches(text, texts, 1) or [
+    """Return a sentence with the known name nearest to `name`, or "" without one.
+
+    A known name of another type, such as 7 for "7", is shown as Python writes it. For a
+    whole number that resembles no known name, the nearest whole number is suggested.
+    """
+    given, text = [*itertools.islice(known, _MAX_COMPARED)], str(name)
+    by_text = {str(each): each for each in given}
+    near = difflib.get_close_matches(text, by_text, 1) or [
         each
-        for each in texts
+        for each in by_text
         if len(each) > 1 and (text.startswith(each) or each.startswith(text))
     ]
-    return f" Did you mean `{near[0]}`?" if text and near else ""
+    if not text or not (near or given):
+        return ""
+    if not near:
+        wholes = [each for each in given if isinstance(each, int)]
+        if not isinstance(name, int) or not wholes:
+            return ""
+        near = [str(min(wholes, key=lambda each: abs(each - name)))]
+    nearest = by_text[near[0]]
+    are_text = isinstance(name, str) and isinstance(nearest, str)
+    return f" Did you mean `{nearest if are_text else describe(nearest)}`?"
 
 
 class RayFedError(Exception):
@@ -92,7 +105,7 @@ class RayFedError(Exception):
 
 
 class UserError(RayFedError):
-    """An error that the caller mends by changing the call."""
+    """An error that the caller fixes by changing the call."""
 
 
 class ConfigError(UserError, ValueError):
@@ -103,18 +116,18 @@ class ValueMismatchError(UserError, TypeError):
     """A value does not match the federated type declared for it.
 
     Attributes:
-        location: of a value that a client has; None: not known.
+        location: Which client has the value, or None if it is not known.
     """
 
     location: "Location | None" = None
 
 
 class UnsupportedError(UserError, ValueError):
-    """An executor does not understand this kind of value, or has no such device."""
+    """A kind of value, device or file that is not supported, or a missing package."""
 
 
 class KindMismatchError(ValueMismatchError, UnsupportedError):
-    """A value is of a kind that does not go with its type.
+    """A value whose kind does not fit its type.
 
     It is a TypeError and a ValueError, because the documented classes differ.
     """
@@ -125,11 +138,11 @@ class MissingIntrinsicError(UserError, NotImplementedError):
 
 
 class CardinalityError(UserError, ValueError):
-    """The number of clients is not one that the computation can run with."""
+    """The computation cannot run with this number of clients."""
 
 
 class MissingFileError(UserError, FileNotFoundError):
-    """A file that a computation or an argument names is not where it is read."""
+    """A file that a computation or an argument names is missing where it is read."""
 
 
 class ContextStateError(UserError, RuntimeError):
@@ -138,14 +151,14 @@ class ContextStateError(UserError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """Where in a round something happened; None where it does not apply.
+    """Where in a round something happened. Fields are None if they do not apply.
 
     Attributes:
-        round_index: calls of this context before this one.
-        subround_index: position of the subround in its round.
-        client_index: position of the client in the round's cohort.
-        node: the address of the machine.
-        attempt: 1 for the first try of a subround.
+        round_index: Number of earlier calls of the context.
+        subround_index: Position of the subround in its round.
+        client_index: Position of the client in the round's cohort.
+        node: Address of the machine.
+        attempt: Number of the attempt at the subround, 1 for the first.
     """
 
     round_index: int | None = None
@@ -169,14 +182,14 @@ class Location:
 class LocatedError(RayFedError):
     """An error that knows where in a round it happened.
 
-    Its texts can be encoded, and are cut beyond `error_texts.MAX_CHARACTERS`. A note
-    names the line of the user's code, where the traceback has one.
+    Its texts can be encoded, and are cut after `error_texts.MAX_CHARACTERS`. A note
+    names the line of the user's code, if the traceback has one.
 
     Attributes:
-        message: without the location.
-        location: as much of it as is known.
-        cause_text: the traceback on the machine where it happened; empty where nothing
-            was left to tell it.
+        message: The message without the location.
+        location: The location, as far as it is known.
+        cause_text: The traceback on the machine where it happened, or "" if it was
+            lost.
     """
 
     def __init__(
@@ -196,14 +209,14 @@ class LocatedError(RayFedError):
         return f"{self.message} [{where}]" if where else self.message
 
     def located(self, **fields: Any) -> Self:
-        """Return the same error with more of its location known."""
+        """Return a copy of the error with fields of its location set."""
         found = copy.copy(self)
         found.location = dataclasses.replace(self.location, **fields)
         return found
 
 
 def sendable(error: RayFedError) -> RayFedError:
-    """Return an error, changed to be encoded: its messages, and the text of its cause.
+    """Change an error so that its texts, and its cause, can be encoded.
 
     Ray loses a worker whose error has a text that cannot be encoded, even in a cause.
     """
@@ -218,27 +231,27 @@ def sendable(error: RayFedError) -> RayFedError:
 
 
 class ComputationError(LocatedError, UserError, RuntimeError):
-    """A computation of the user's raised while it ran; it is never retried.
+    """The user's computation raised. It is never retried.
 
     Attributes:
-        failures: what each client of a leaf raised, by index in the cohort, where
-            clients that fail may be dropped; else empty.
+        failures: What each client of a leaf raised, by index in the cohort. Empty if
+            failing clients may not be dropped.
     """
 
     failures: Mapping[int, str] = types.MappingProxyType({})
 
     def naming(self, failures: Mapping[int, str]) -> Self:
-        """Return the same error with all clients that failed with its own."""
+        """Return a copy of the error with the failures of all clients of its leaf."""
         found = copy.copy(self)
         found.failures = dict(failures)
         return found
 
 
 class WorkerMemoryError(ComputationError):
-    """Work of a computation found no memory; on Ray it is tried again, within limits.
+    """Memory was full while a computation ran. Ray retries it a few times.
 
-    A batch that is larger than what fits raises it wherever it runs; so does a worker
-    whose memory is full of something else.
+    The reason is a batch that is too large for any worker, or a worker whose memory is
+    full of something else.
     """
 
 
@@ -247,18 +260,18 @@ class SavedStateError(UserError, ValueError):
 
 
 class StateFormatError(SavedStateError):
-    """Saved state is of a format that this version of ray_fed does not know.
+    """Saved state has a format that this version of ray_fed does not know.
 
-    It is no damage: the version that wrote it reads it.
+    The version that wrote it can read it.
     """
 
 
 class StorageError(SavedStateError, OSError):
-    """A place for saved state is not there, is full, or may not be used."""
+    """A place for saved state is missing, full, or not allowed."""
 
 
 class CallbackError(UserError, RuntimeError):
-    """A callback of a run raised; the run was saved before it ended."""
+    """A callback of a run raised. The run was saved before it ended."""
 
 
 class UpToMergeTypeError(UserError, TypeError):
@@ -270,15 +283,15 @@ class MergeTypeNotAssignableError(UserError, TypeError):
 
 
 class AfterMergeStructureError(UserError, ValueError):
-    """`after_merge` of a MergeableCompForm does not take what it is given."""
+    """`after_merge` of a MergeableCompForm does not accept its arguments."""
 
 
 class CompileError(RayFedError, ValueError):
-    """A computation has no mergeable form, or cannot be serialised."""
+    """A computation has no mergeable form, or cannot be serialized."""
 
 
 class ClusterError(RayFedError, RuntimeError):
-    """The cluster could not do what was asked of it."""
+    """The cluster could not do what was asked."""
 
 
 class ResourceError(ClusterError):
@@ -289,17 +302,13 @@ class DeadlineError(LocatedError, ClusterError, TimeoutError):
     """Something did not happen within its configured time."""
 
 
-class WorkerLost(ClusterError):  # noqa: N818 (named for what happened, not to catch)
-    """A worker died under a subround; Ray runs the subround again."""
-
-
 class RetryBudgetError(LocatedError, ClusterError):
-    """A subround failed more often than its class of failure may.
+    """A subround failed more often than `Config.retry` allows.
 
     Attributes:
         failure_class: "crash", "preemption", "memory" or "fatal".
-        location: where the last failure was.
-        cause_text: what the last failure was, as its worker told it.
+        location: Where the last failure happened.
+        cause_text: The text of the last failure on its worker.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 from ray_fed.language.blocks import deserialize_computation, serialize_computation
-from ray_fed.worker.stacks import thread_debugging_executor_factory
+from ray_fed.worker.debugging_factory import thread_debugging_executor_factory
 
 __all__ = [
     "EagerTFExecutor",

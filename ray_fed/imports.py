@@ -1,15 +1,16 @@
-"""How packages are imported: TensorFlow and Ray quietly, TensorFlow without Keras.
+"""How packages are imported: TensorFlow and Ray quietly, extras when they are used.
 
-TensorFlow's native code writes lines before its log level applies; Ray writes that a
-notebook lacks packages for widgets that ray_fed does not use. Whoever imports them once
-`ray_fed` is imported, such as Keras, does so quietly. Lines that are not of a log, or
-that the user's `TF_CPP_MIN_LOG_LEVEL` asks for, are shown after the import; should it
-fail, all are. Set that variable to 0 to have every line.
+TensorFlow's native code writes lines before its log level applies. Ray writes that a
+notebook lacks packages for widgets, which ray_fed does not use. Once `ray_fed` is
+imported, all later imports of them are quiet, also an import by Keras. Lines that do
+not belong to a log, or that the user's `TF_CPP_MIN_LOG_LEVEL` asks for, are shown after
+the import. If the import fails, all lines are shown. Set that variable to 0 to see
+every line.
 
-`import tensorflow` would import Keras, and with it whatever Keras looks for:
-scikit-learn, matplotlib. That is a third of the time and a fifth of the memory of the
-import, and graphs run without it. Keras stays importable afterwards, also as
-`tensorflow.keras`.
+`import tensorflow` would import Keras, and the packages that Keras looks for, such as
+scikit-learn and matplotlib. This takes a third of the time and a fifth of the memory of
+the import, and graphs run without Keras. So it is left out. Keras can be imported
+afterwards, also as `tensorflow.keras`.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ _FATAL_ONLY = "3"  # errors too: one says that there is no GPU driver
 _STANDARD_ERROR = 2
 
 _LOGGED = re.compile(rb"([IWEF])\d{4} |[-\d]+ [\d:.]+: ([IWEF]) ")
-"""The start of an entry of TensorFlow's log: as absl writes it, and the older way."""
+"""The start of an entry in TensorFlow's log, in the format of absl or an older one."""
 
 _FIRST_OF_LOG = b"WARNING: All log messages before absl::InitializeLog()"
 _LEVELS = b"IWEF"
@@ -55,7 +56,7 @@ _WIDGETS_LOGGER = "ray.widgets.util"
 
 @contextlib.contextmanager
 def _import_tensorflow() -> Generator[None]:
-    """Leave out lines below the log level, Keras, and collections of garbage."""
+    """Hide lines below the log level, leave out Keras, and collect no garbage."""
     with _without_log(), _without_garbage_collection():
         if "keras" in sys.modules:
             yield
@@ -66,9 +67,9 @@ def _import_tensorflow() -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_keras() -> Generator[None]:
-    """Refuse imports of Keras inside; TensorFlow expects an ImportError there.
+    """Make imports of Keras fail with an ImportError, which TensorFlow expects.
 
-    An `import keras` in another thread fails meanwhile.
+    An `import keras` in another thread fails at the same time.
     """
     cast("dict[str, Any]", sys.modules)["keras"] = None
     try:
@@ -85,7 +86,7 @@ def _without_keras() -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Generator[None]:
-    """Collect none inside, a seventh of the time: modules drop nothing."""
+    """Collect no garbage, which takes a seventh of the time. Imports make none."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -97,13 +98,14 @@ def _without_garbage_collection() -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_log() -> Generator[None]:
-    """Set standard error aside, then show what is not below the log level."""
+    """Redirect standard error, then show the lines at or above the log level."""
     level = os.environ.setdefault(LOG_LEVEL_VARIABLE, _FATAL_ONLY)
     least = int(level) if level.isdecimal() else 0
     if not least:
         yield
         return
-    sys.stderr.flush()
+    open_standard_streams()
+    _flush_standard_error()
     kept = os.dup(_STANDARD_ERROR)
     with tempfile.TemporaryFile() as written:
         os.dup2(written.fileno(), _STANDARD_ERROR)
@@ -113,17 +115,38 @@ def _without_log() -> Generator[None]:
             least = 0
             raise
         finally:
-            sys.stderr.flush()
+            _flush_standard_error()
             os.dup2(kept, _STANDARD_ERROR)
             os.close(kept)
             written.seek(0)
             os.write(_STANDARD_ERROR, b"".join(_lines_to_show(written, least)))
 
 
-def _lines_to_show(lines: Iterable[bytes], least: int) -> Iterator[bytes]:
-    """Return the lines of a log that are of some level, and those of no log.
+def open_standard_streams() -> None:
+    """Open /dev/null for standard descriptors that are closed, as in a daemon.
 
-    A line that is no start of an entry belongs to the entry before it.
+    Otherwise the next file or socket gets the number of standard error, and what
+    TensorFlow and Ray write to it.
+    """
+    for number in range(_STANDARD_ERROR + 1):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)  # also inherited by the processes of Ray
+            if null != number:
+                os.close(null)
+
+
+def _flush_standard_error() -> None:
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stderr.flush()
+
+
+def _lines_to_show(lines: Iterable[bytes], least: int) -> Iterator[bytes]:
+    """Return the lines at or above a log level, and those outside of a log.
+
+    A line that does not start an entry belongs to the entry before it.
     """
     is_shown = True
     for line in lines:
@@ -138,7 +161,7 @@ def _lines_to_show(lines: Iterable[bytes], least: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _import_ray() -> Generator[None]:
-    """Leave out that packages for widgets are missing."""
+    """Hide the warning that packages for widgets are missing."""
     logger = logging.getLogger(_WIDGETS_LOGGER)
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -157,7 +180,7 @@ _QUIET: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 
 class _QuietFinder(importlib.abc.MetaPathFinder):
-    """Finds these packages as Python does, and has them load quietly."""
+    """Finds these packages as Python does, and loads them quietly."""
 
     def __init__(self) -> None:
         self._finding = threading.local()
@@ -190,18 +213,19 @@ def _execute(
 
 
 def install() -> None:
-    """Make later imports of TensorFlow and Ray quiet; a second call does nothing."""
+    """Make later imports of TensorFlow and Ray quiet. A second call does nothing."""
+    open_standard_streams()
     if not any(isinstance(finder, _QuietFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _QuietFinder())
 
 
 def import_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a package that imports a name as it is first used.
+    """Return a `__getattr__` for a package that imports a name when it is first used.
 
     Args:
-        package: its name.
-        modules: the module that has each name; that which ends in the name is itself
-            what the name means.
+        package: Name of the package.
+        modules: The module of each name. A module `package.name` is itself the value of
+            the name.
     """
 
     def get(name: str) -> Any:
@@ -215,24 +239,64 @@ def import_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], A
     return get
 
 
-def import_extra(module: str, extra: str, purpose: str) -> Any:
+_PACKAGES = {
+    "dp_accounting": "dp-accounting",
+    "mlflow": "mlflow-skinny alembic sqlalchemy",
+    "sklearn": "scikit-learn",
+}
+"""Packages to install for modules with another name."""
+
+
+def install_command(module: str) -> str:
+    """Return the command that installs the package of a module.
+
+    It does not name an extra of ray_fed, which needs a checkout or a wheel.
+    """
+    name = module.partition(".")[0]
+    return f"pip install {_PACKAGES.get(name, name)}"
+
+
+def import_extra(module: str, purpose: str) -> Any:
     """Return a module of an extra of ray_fed.
 
     Args:
-        module: its name.
-        extra: that installs it.
-        purpose: what needs it, as the user calls it.
+        module: Name of the module.
+        purpose: What needs the module, as the user calls it.
 
     Raises:
-        UserError: it is not installed.
+        UnsupportedError: The module is not installed where this code runs.
     """
     import ray_fed.errors as errors  # this module is loaded by itself, too
+    from ray_fed.error_texts import describe_process
 
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise errors.UserError(
+        raise errors.UnsupportedError(
             f"Expected the package `{package}`, which {purpose} needs, found it"
-            f' missing: pip install "ray-fed[{extra}]".'
+            f" missing in {describe_process()}: run `{install_command(module)}` there."
         ) from error
+
+
+class LazyPackage:
+    """A package of an extra, imported when one of its names is first used.
+
+    Its submodules are names, too.
+    """
+
+    def __init__(self, package: str, purpose: str) -> None:
+        self._package, self._purpose = package, purpose
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by whoever looks through a module's globals
+            raise AttributeError(name)
+        package = import_extra(self._package, self._purpose)
+        if not hasattr(package, name):
+            import_extra(f"{self._package}.{name}", self._purpose)
+        found = getattr(package, name)
+        setattr(self, name, found)  # so that the next look-up is as fast as a module's
+        return found
+
+
+pyarrow: Any = LazyPackage("pyarrow", "reading a table")

@@ -1,9 +1,9 @@
-"""Tracebacks of a few lines: frames of the user's code, and none of the libraries'.
+"""Short tracebacks, with frames of the user's code and none of libraries.
 
-What a user calls is decorated with `shorten`: an error that leaves it has no frames of
-ray_fed, of what that is built on and of Python itself any more, nor have its causes.
-The whole traceback goes to the log (DEBUG), and is shown where the environment has
-`RAY_FED_TRACEBACKS=full`.
+The functions that a user calls are decorated with `shorten`. It removes the frames of
+ray_fed, of its dependencies and of Python from errors and their causes. The whole
+traceback goes to the log (DEBUG). With `RAY_FED_TRACEBACKS=full` in the environment it
+is shown.
 """
 
 import functools
@@ -23,13 +23,17 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
+import ray_fed.tff_names as tff_names
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 
 VARIABLE = "RAY_FED_TRACEBACKS"
-"""Of the environment, read as an error is shown; "full" shows all frames."""
+"""A variable that is read when an error is shown. "full" shows all frames."""
+
+GRAPH_CACHE = "RAY_FED_GRAPH_CACHE"
+"""Of the environment: the folder of graphs, see `tensorflow.graphs.kept_graphs`."""
 
 _HOW = f"{VARIABLE}=full shows the frames that are left out."
 _NO_FRAME = f"  no frame of your code: {VARIABLE}=full shows all"
@@ -48,9 +52,9 @@ _LIBRARY = re.compile(
     rf"|^(python[/\\])?({_PACKAGES})[/\\].+\.p(yx|x[di])$"  # of Cython
     r"|^<frozen |__autograph_generated_file"
 )
-"""Files of the libraries, of packages that they call, and of Python itself.
+"""Files of ray_fed's dependencies and of Python.
 
-Other packages may be the user's own.
+Other packages may belong to the user.
 """
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)(, in (?P<name>.+))?$')
@@ -60,17 +64,17 @@ _LOADED = re.compile(
     r'^Detected at node .+ defined at \(most recent call last\):\n(  File ".+\n.*\n)*',
     re.MULTILINE,
 )
-"""What TensorFlow says of a node: where its graph was loaded, which no user wrote."""
+"""Where TensorFlow says that a graph was loaded, which is not the user's code."""
 
 
 class Frame(NamedTuple):
     """A frame in the text of a traceback.
 
     Attributes:
-        file: its path.
-        line: its number.
-        name: of the function.
-        source: the line itself; empty where it is not known.
+        file: Path of the file.
+        line: Number of the line.
+        name: Name of the function.
+        source: Text of the line, or "" if it is not known.
     """
 
     file: str
@@ -85,12 +89,12 @@ def is_own(file: str) -> bool:
 
 
 def is_of_user(file: str) -> bool:
-    """Return whether a file may be the user's: it is no library's that is known."""
+    """Return whether a file may be the user's, because no known library has it."""
     return not (is_own(file) or _LIBRARY.search(file))
 
 
 def user_frames(text: str) -> list[Frame]:
-    """Return the frames of the user's code in the text of a traceback, each once."""
+    """Return the frames of the user's code in a traceback's text, without repeats."""
     lines = _LOADED.sub("", text).splitlines()
     found: dict[Frame, None] = {}
     for line, after in itertools.pairwise([*lines, ""]):
@@ -110,7 +114,7 @@ def _indent(line: str) -> int:
 
 
 def short_file(file: str) -> str:
-    """Return what a message calls a file: the last part of its path."""
+    """Return the name of a file in messages, the last part of its path."""
     if file.startswith("<"):  # <stdin>, <string>
         return file
     return _CELL if _is_cell(file) else pathlib.PurePath(file).name
@@ -122,7 +126,10 @@ def _is_cell(file: str) -> bool:
 
 
 def find_place(text: str) -> str:
-    """Return which line of the user's raised what a traceback's text is of; or ""."""
+    """Return a sentence on the user's line that raised, from a traceback's text.
+
+    It is "" without a frame of the user's code.
+    """
     frames = user_frames(text)
     if not frames:
         return ""
@@ -131,9 +138,9 @@ def find_place(text: str) -> str:
 
 
 class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
-    """What a worker's traceback said: the cause of an error that came from there.
+    """The traceback on a worker, as the cause of an error that came from there.
 
-    Shown are the frames of the user's code; the argument is the whole.
+    The argument is the whole text. Only frames of the user's code are shown.
     """
 
     @override
@@ -142,7 +149,6 @@ class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
 
 
 def _show_frames(text: str) -> str:
-    """Return the text of a traceback with the frames of the user's code alone."""
     if shows_all() or not any(map(_FRAME.match, text.splitlines())):
         return text
     shown: list[str] = []
@@ -160,9 +166,11 @@ def shows_all() -> bool:
 
 
 def shorten(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate what a user calls: its errors come without frames of libraries.
+    """Decorate a function so that its errors have no frames of libraries.
 
-    That is for calls by a user's code; a coroutine may be run by any event loop.
+    Errors are shortened only if the user's code makes the call. A coroutine is always
+    shortened, because any event loop may run it. If the call has names of arguments
+    that only TensorFlow Federated knows, its TypeError says what to pass instead.
     """
     if inspect.iscoroutinefunction(function):
         return cast("Callable[_P, _R]", _shorten_async(cast("Any", function)))
@@ -172,7 +180,12 @@ def shorten(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            # Autograph, which may be the caller, looks for its frames in an error.
+            advice = isinstance(error, TypeError) and tff_names.explain(
+                function, kwargs
+            )
+            if advice:
+                error.args = (advice,)
+            # If autograph is the caller, it needs its own frames in the error.
             if _is_called_by_user():
                 _cut(error)
             raise  # a bare `raise` adds no frame: none of this function is shown
@@ -181,7 +194,7 @@ def shorten(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def shorten_init(cls: type[_T]) -> type[_T]:
-    """Decorate a dataclass that a user makes: see `shorten`."""
+    """Decorate the constructor of a dataclass; see `shorten`."""
     cls.__init__ = shorten(cls.__init__)
     return cls
 
@@ -206,13 +219,12 @@ def _is_called_by_user() -> bool:
 
 
 def _file_of(frame: types.FrameType) -> str:
-    """Return a frame's file; of an `__init__` of a dataclass, that of its module."""
     file = frame.f_code.co_filename
     return (file == "<string>" and frame.f_globals.get("__file__")) or file
 
 
 def _cut(error: BaseException) -> None:
-    """Leave out frames of libraries from the tracebacks of an error and its causes."""
+    """Remove frames of libraries from the tracebacks of an error and its causes."""
     if shows_all():
         return
     walked = list(traceback.walk_tb(error.__traceback__))
@@ -244,7 +256,7 @@ def _cut(error: BaseException) -> None:
 
 
 def _cut_autograph(error: BaseException) -> None:
-    """Put the message of an error that autograph raises before its list of frames."""
+    """Move the message of an autograph error before its list of frames."""
     text = error.args[0] if error.args else None
     if not (isinstance(text, str) and text.startswith("in user code:\n")):
         return
@@ -257,7 +269,7 @@ def _cut_autograph(error: BaseException) -> None:
 
 
 def _tell_how_to_see_all(error: BaseException) -> None:
-    """Say it of what a library raised, unless it is written for users, as ray_fed's."""
+    """Add a note to an error of a library. Errors of ray_fed are clear without it."""
     is_own_class = type(error).__module__.startswith("ray_fed.")
     is_said = _HOW in getattr(error, "__notes__", ())
     if isinstance(error, Exception) and not is_own_class and not is_said:
@@ -265,7 +277,6 @@ def _tell_how_to_see_all(error: BaseException) -> None:
 
 
 def _of_user(found: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback with the frames of the user's code alone."""
     short = None
     for frame, line in reversed(list(traceback.walk_tb(found))):
         if is_of_user(_file_of(frame)):

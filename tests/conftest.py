@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 import pathlib
 import re
 import signal
@@ -26,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Tests send SIGINT, also to processes that they start; a shell's `&` has it ignored.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("RAY_FED_GRAPH_CACHE", "off")  # tests count what is traced
     if not config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.import_plugin("tests.fixtures")
 

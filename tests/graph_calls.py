@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-VARIABLE = "RAY_FED_TEST_GRAPH_CALLS"
+VARIABLE = "GRAPH_CALLS_FILE"
 """Environment variable: the file to append to."""
 
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("inside", default=False)
@@ -67,7 +67,7 @@ def tell_of_graphs() -> None:
     """Tell of each graph that runs in this process."""
 
     from ray_fed.executors.eager_tf import EagerTFExecutor
-    from ray_fed.tensorflow.kernels.server_kernels import Kernels
+    from ray_fed.tensorflow.kernels.server_kernels import KernelCache
 
     from tensorflow.python.eager import context, execute  # isort: skip
 
@@ -85,7 +85,7 @@ def tell_of_graphs() -> None:
     execute.execute_with_cancellation = counted(execute.execute_with_cancellation)
     for name in ("create_value", "create_call", "run_kernel"):
         setattr(EagerTFExecutor, name, _marked(getattr(EagerTFExecutor, name)))
-    Kernels._get = _marked(Kernels._get)  # pyright: ignore[reportPrivateUsage]
+    KernelCache._get = _marked(KernelCache._get)  # pyright: ignore[reportPrivateUsage]
 
 
 def in_ray_process() -> None:

@@ -13,7 +13,7 @@ def context_over(session: Session, config: ray_fed.Config) -> ExecutionContext:
         lambda: None,
         session.store,
         session.fetch,
-        session.await_ready,
+        session.await_change,
         session.check,
         spreads_subrounds=True,
         place=session.place,

@@ -1,15 +1,16 @@
-import importlib.util
+import importlib.metadata
 import pathlib
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
 import tensorflow as tf
 
+import ray_fed
 from ray_fed import cli, demo, errors, learning
 from ray_fed.cluster import joining
 from tests.learning.counting import CLIENTS, build_tally
@@ -45,6 +46,13 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     )
 
     assert found.stdout.strip() == "set()"
+
+
+def test_version_is_that_of_the_package(run: Run) -> None:
+    version = importlib.metadata.version("ray-fed")
+
+    assert ray_fed.__version__ == version
+    assert run("--version")[:2] == (0, f"ray-fed {version}\n")
 
 
 def test_help_names_all_commands(run: Run) -> None:
@@ -116,7 +124,7 @@ def test_runs_are_listed_with_rounds_metrics_and_size(
     learning.run(build_tally(), CLIENTS, storage_path=tmp_path / "digits", **arguments)
     learning.run(build_tally(), CLIENTS, storage_path=tmp_path / "cut", **arguments)
     (tmp_path / "none").mkdir()
-    for path in (tmp_path / "cut").glob("round_*"):
+    for path in (tmp_path / "cut").glob("history_*"):
         path.write_bytes(b"cut")
 
     code, out, _ = run("runs", str(tmp_path / place))
@@ -130,7 +138,7 @@ def test_runs_are_listed_with_rounds_metrics_and_size(
     pattern = r"3 rounds, training.loss -976\.1, [\d.]+ kB, states after 1, 2, 3"
     assert re.fullmatch(pattern, found[str(tmp_path / "digits")])
     if not place:
-        assert "cannot be read: Expected whole" in found[str(tmp_path / "cut")]
+        assert "cannot be read: Expected the records" in found[str(tmp_path / "cut")]
 
 
 def test_run_hides_no_others_in_its_folder(run: Run, tmp_path: pathlib.Path) -> None:
@@ -228,17 +236,14 @@ def test_demo_refuses_what_cannot_be(run: Run, args: list[str], message: str) ->
 
 
 def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
-
-    def find(name: str, *args: Any) -> Any:
-        return None if name == "sklearn" else find_spec(name, *args)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setitem(cast("dict[str, Any]", sys.modules), "sklearn", None)
 
     code, _, err = run("demo")
 
     assert code == 2
-    assert 'run pip install "ray-fed[demo]".' in err
+    assert re.search(
+        "found it missing in .*: run `pip install scikit-learn` there", err
+    )
 
 
 def test_interrupt_ends_with_its_own_code(
@@ -247,9 +252,9 @@ def test_interrupt_ends_with_its_own_code(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "run_demo", interrupt)
+    monkeypatch.setattr(demo, "train", interrupt)
 
-    code, out, err = run("demo")
+    code, out, err = run("demo", "--backend", "local")
 
     assert (code, out) == (130, "")
     assert err.strip() == "ray-fed: interrupted, all that was started is stopped"

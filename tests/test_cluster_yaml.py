@@ -46,7 +46,7 @@ def test_file_follows_rays_schema(
     jsonschema.validate(cluster, schema)
 
 
-def test_misspelt_key_is_refused(
+def test_misspelled_key_is_refused(
     cluster: dict[str, Any], schema: dict[str, Any]
 ) -> None:
     for path in ([], ["docker"], ["auth"], ["available_node_types", "gpu"]):
@@ -79,7 +79,7 @@ def test_every_process_of_every_node_authenticates(cluster: dict[str, Any]) -> N
         start = _starts(cluster, kind)
         assert start.startswith("RAY_AUTH_MODE=token ray start ")
     assert "--env RAY_AUTH_MODE=token" in cluster["docker"]["run_options"]
-    assert cluster["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert cluster["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     assert "RAY_AUTH_TOKEN=" not in CLUSTER_YAML.read_text(encoding="utf-8")
 
 
@@ -100,3 +100,16 @@ def test_images_of_all_groups_share_versions(cluster: dict[str, Any]) -> None:
     assert len({re.sub("-(cpu|gpu)$", "", image) for image in images}) == 1
     (version,) = re.findall(r":(\d+)\.(\d+)\.\d+-py311", images[0])
     assert tuple(map(int, version)) >= (2, 52)  # the first with tokens
+
+
+def test_every_node_installs_the_wheel_that_is_copied_to_it(
+    cluster: dict[str, Any],
+) -> None:
+    gpu = cluster["available_node_types"]["gpu"]
+    folder = "~/ray_fed_wheel"
+
+    assert cluster["file_mounts"][folder] == "dist"
+    for commands in (cluster["setup_commands"], gpu["worker_setup_commands"]):
+        (command,) = commands
+        wheel = f"$(ls -t {folder}/ray_fed-*.whl | head -n 1)[cluster]"
+        assert command.startswith(f'pip install "{wheel}"')

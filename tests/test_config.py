@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ray_fed import Config, Retry, Subrounds, Workers, create_context, errors
+from ray_fed.config import resolve_config
 
 
 def _write(folder: pathlib.Path, text: str) -> pathlib.Path:
@@ -94,12 +95,13 @@ def test_value_out_of_range_is_refused_by_name(
 WHOLE = {
     "workers.count": (1, 2**16),
     "workers.client_bytes": (0, 2**63 - 1),
+    "workers.memory": (0, 2**48),
     "subrounds.count": (1, 2**31 - 1),
     "retry.crash": (0, 10**6),
     "retry.preemption": (0, 10**6),
     "retry.memory": (0, 10**6),
     "retry.hang": (0, 10**6),
-    "kernels.vectorised_clients": (1, 2**31 - 1),
+    "kernels.vectorized_clients": (1, 2**31 - 1),
     "clients_per_leaf": (1, 2**31 - 1),
     "default_num_clients": (0, 2**31 - 1),
     "max_dropped_clients": (0, 2**31 - 1),
@@ -206,6 +208,7 @@ def test_more_than_one_gpu_for_a_worker_is_refused_with_the_reason() -> None:
         ("GPU", r"workers\.num_gpus"),
         ("num_cpus", r"workers\.num_cpus"),
         ("num_gpus", r"workers\.num_gpus"),
+        ("memory", r"workers\.memory"),
         ("", "can be printed"),
         ("\0", "can be printed"),
         ("\ud800", "can be printed"),
@@ -219,12 +222,103 @@ def test_resources_that_ray_takes_elsewhere_are_refused(
         Workers(resources={name: 1})
 
 
+@pytest.mark.parametrize(
+    "selector",
+    [
+        {"zone": ""},
+        {"zone": "-a"},
+        {"zone": "a b"},
+        {"zone": "in()"},
+        {"zone": "in(a"},
+        {"zone": "!!a"},
+        {"": "a"},
+        {"ray.io/": "a"},
+        {"zone!": "a"},
+        {"zone": "a" * 64},
+    ],
+    ids=str,
+)
+def test_label_selectors_that_ray_refuses_are_refused(selector: dict[str, str]) -> None:
+    label_utils: Any = pytest.importorskip("ray._private.label_utils")
+    assert label_utils.validate_label_selector(selector) or selector["zone"] == ""
+
+    with pytest.raises(errors.ConfigError, match=r"`workers\.label_selector`"):
+        Config(workers={"label_selector": selector})
+
+
+@pytest.mark.parametrize(
+    "term", ["a", "!a", "in(a, b)", "!in(a,b)", "inside", "a.b_c-d", "a" * 63]
+)
+@pytest.mark.parametrize("key", ["zone", "ray.io/market-type"])
+def test_label_selectors_of_ray_are_accepted(key: str, term: str) -> None:
+    label_utils: Any = pytest.importorskip("ray._private.label_utils")
+    assert label_utils.validate_label_selector({key: term}) is None
+
+    found = Workers(label_selector={key: term}).label_selector
+    assert found == {key: term.replace(" ", "")}  # as Ray reads it
+
+
+def test_accelerator_type_is_printable_text() -> None:
+    for name in ("", "\n", 100):
+        with pytest.raises(errors.ConfigError, match=r"`workers\.accelerator_type`"):
+            Config(workers={"accelerator_type": name})
+
+
 def test_powers_of_ten_may_be_written_as_yaml_reads_them_for_text(
     tmp_path: pathlib.Path,
 ) -> None:
     config = Config.load(_write(tmp_path, "subrounds: {timeout_s: 1e3}"))
 
     assert config.subrounds.timeout_s == 1000
+
+
+def test_groups_of_workers_are_workers_or_counts(tmp_path: pathlib.Path) -> None:
+    groups = {"cpu": 8, "gpu": {"count": (1, 2), "num_gpus": 1}}
+    expected = {
+        "cpu": Workers(count=8),
+        "gpu": Workers(count=(1, 2), num_gpus=1),
+    }
+
+    config = Config(workers=2, worker_groups=groups)
+    assert config.worker_groups == expected
+    with pytest.raises(errors.ConfigError, match="stay as they are"):
+        cast("Any", config.worker_groups)["cpu"] = Workers()
+    path = _write(tmp_path, yaml.safe_dump({"workers": 2, "worker_groups": groups}))
+    assert Config.load(path).worker_groups == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"worker_groups": {"cpu": {"cuont": 8}}}, "mean `worker_groups.cpu.count`"),
+        ({"worker_groups": {"cpu": {"count": 0}}}, "legal `worker_groups.cpu.count`"),
+        ({"worker_groups": {"cpu": {}}}, "Expected a `worker_groups.cpu.count`"),
+        ({"worker_groups": {"": 1}}, "text that can be printed"),
+        ({"workers": {}, "worker_groups": {"cpu": 1}}, "Expected a `workers.count`"),
+        ({"backend": "local", "worker_groups": {"cpu": 1}}, 'Expected backend="ray"'),
+    ],
+    ids=str,
+)
+def test_wrong_groups_of_workers_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        Config(**{"workers": 2, **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_gpus", 1),
+        ("memory", 2**30),
+        ("accelerator_type", "H100"),
+        ("resources", {"tpu": 1}),
+        ("label_selector", {"zone": "a"}),
+    ],
+)
+def test_threads_have_no_resources_of_ray(name: str, value: Any) -> None:
+    with pytest.raises(errors.ConfigError, match=f"no `workers.{name}`"):
+        create_context(Config(backend="local", workers={name: value}))
 
 
 def test_threads_of_one_process_are_bounded() -> None:
@@ -336,7 +430,36 @@ def test_load_reads_the_environment(
     monkeypatch.setenv(variable, text)
 
     assert Config.load() == Config(**expected)
+    assert resolve_config(None) == Config(**expected)
     assert Config().backend == "ray"  # the constructor reads no variable
+
+
+def test_variables_set_what_the_config_of_a_context_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_FED_PROGRESS", "on")
+    monkeypatch.setenv("RAY_FED_WORKERS", "[2, 4]")
+    monkeypatch.setenv("RAY_FED_WORKERS__NUM_CPUS", "0.5")
+    monkeypatch.setenv("RAY_FED_SEED", "5")
+    config = Config(backend="local", workers=Workers(count=1), seed=7)
+
+    assert resolve_config(config) == Config(
+        backend="local",
+        workers=Workers(count=1, num_cpus=0.5),
+        seed=7,
+        progress="on",
+    )
+    with create_context(config) as context:
+        assert context.config.progress == "on"
+
+
+def test_variable_beside_a_config_is_named_where_it_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_FED_PROGRESS", "loud")
+
+    with pytest.raises(errors.ConfigError, match="Set by: RAY_FED_PROGRESS"):
+        resolve_config(Config(seed=7))
 
 
 def test_later_sources_win(

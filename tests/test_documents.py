@@ -1,7 +1,8 @@
 """README and docs/: their code runs, their links lead somewhere, nothing is missing.
 
-The Python blocks of a page run in order, in one namespace. A call of `print` on a line
-of its own has what it prints as a comment; `...` in it stands for any text.
+The Python blocks of a page run in order, in one namespace. So do the new lines of a
+table of old and new lines, which are the code in its right column. A call of `print` on
+a line of its own has what it prints as a comment; `...` in it stands for any text.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import linecache
 import pathlib
 import re
 import textwrap
+import tomllib
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +20,7 @@ import federated_language as fl
 import pydantic
 import pytest
 import typer.testing
+import yaml
 
 import ray_fed
 from ray_fed import cli, errors, framework
@@ -25,6 +28,8 @@ from ray_fed.observability import events
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _FENCE = re.compile(r"^ *(```)(\w*)$")
+_OLD_AND_NEW = re.compile(r"^\| TensorFlow Federated\b.* \| ray_fed\b.* \|$")
+_CODE = re.compile(r"`([^`]+)`")
 _NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _COMMAND = re.compile(r"ray-fed ((?:demo|doctor|status|config|--help)\b[^`\n#&|]*)")
@@ -48,9 +53,14 @@ ON_RAY = ("README.md",)
 """Pages whose code runs on a real Ray."""
 
 SLOW = (
+    "docs/devices.md",
+    "docs/evaluation.md",
     "docs/export.md",
-    "docs/learning.md",
+    "docs/from-ray-train.md",
+    "docs/from-tff.md",
     "docs/runs.md",
+    "docs/sweeps.md",
+    "docs/training.md",
     "docs/write-an-algorithm.md",
 )
 """Pages whose code takes more than five seconds."""
@@ -102,7 +112,12 @@ def _find_pages() -> list[Page]:
 def _python_blocks(page: Page) -> Iterator[Block]:
     lines = page.text.splitlines()
     start: int | None = None
+    is_new = False
     for index, line in enumerate(lines):
+        is_new = _OLD_AND_NEW.match(line) is not None or (is_new and line[:1] == "|")
+        code = _CODE.findall(line.split(" | ")[-1]) if is_new else []
+        if code:
+            yield Block(page.name, index + 1, "\n".join([*code, ""]), None)
         fence = _FENCE.match(line)
         if fence is None:
             continue
@@ -130,7 +145,7 @@ def _names_of_errors() -> list[str]:
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, errors.RayFedError)
     }
-    hidden = bases | {errors.LocatedError, errors.WorkerLost}
+    hidden = bases | {errors.LocatedError}
     return sorted(kind.__name__ for kind in found - hidden)
 
 
@@ -247,7 +262,8 @@ def _find_in_package(path: str) -> pathlib.Path | None:
 
 
 def test_architecture_names_what_exists() -> None:
-    text = Page(_ROOT / "docs/architecture.md").text
+    pages = ("architecture", "changes", "lowering")
+    text = "\n".join(Page(_ROOT / f"docs/{page}.md").text for page in pages)
     paths, definitions = _QUOTED_PATH.findall(text), _DEFINED_IN.findall(text)
     assert len(paths) > 50
     assert len(definitions) > 30
@@ -335,6 +351,17 @@ def test_figures_are_those_of_the_benchmarks() -> None:
     found = _NUMBER.findall(figures)
     assert len(found) > 50
     assert [number for number in found if number not in taken] == []
+
+
+def test_versions_are_one() -> None:
+    citation = yaml.safe_load((_ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(citation)
+    versions = (citation["version"], project["project"]["version"])
+    assert versions == (ray_fed.__version__,) * 2
+    assert citation["license"] == project["project"]["license"]
 
 
 def test_every_page_is_in_the_index() -> None:

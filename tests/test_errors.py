@@ -65,7 +65,6 @@ def test_located_error_pickles_with_its_fields(error: errors.LocatedError) -> No
         (errors.ClusterError, (errors.RayFedError, RuntimeError)),
         (errors.ResourceError, (errors.ClusterError,)),
         (errors.DeadlineError, (errors.ClusterError, TimeoutError)),
-        (errors.WorkerLost, (errors.ClusterError,)),
         (errors.RetryBudgetError, (errors.ClusterError,)),
     ],
 )

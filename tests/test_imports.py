@@ -4,19 +4,25 @@ Standard error and modules belong to a process, so each test has one of its own;
 that are not slow import stand-ins for the packages.
 """
 
+import itertools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 import types
+from typing import Any, cast
 
 import pytest
 
 import ray_fed
 from ray_fed import imports
 from ray_fed import tensorflow as rtf
+from ray_fed.imports import install_command
 
+ROOT = pathlib.Path(__file__).parents[1]
 LOGGED = """\
 WARNING: All log messages before absl::InitializeLog() is called are on STDERR
 I0000 00:00:1795572011.185 8 port.cc:153] custom operations are on.
@@ -134,6 +140,62 @@ def test_ray_does_not_say_what_its_widgets_lack(tmp_path: pathlib.Path) -> None:
     assert done.stderr == "INFO:ray.widgets.util:after\n"
 
 
+WITHOUT_STREAMS = {
+    "None": "sys.stdin = sys.stdout = sys.stderr = None",
+    "closed": "sys.stdout.close(), sys.stderr.close()",
+    "descriptors": "[os.close(number) for number in (0, 1, 2)]",
+}
+
+
+@pytest.mark.parametrize("way", WITHOUT_STREAMS)
+def test_standard_streams_need_not_be_there(
+    stand_in: pathlib.Path, tmp_path: pathlib.Path, way: str
+) -> None:
+    script = f"""
+import os, sys
+{WITHOUT_STREAMS[way]}
+sys.path.append({str(pathlib.Path(ray_fed.__file__).parents[1])!r})
+import ray_fed
+with open({str(tmp_path / "mine")!r}, "w") as mine:
+    import tensorflow
+    from ray_fed.observability.progress import RoundProgress, WaitLine
+    with WaitLine.create("on") as line, RoundProgress(2) as progress:
+        line.say("waiting")
+        progress.advance("loss 1")
+    mine.write("done")
+os._exit(7)
+"""
+
+    done = run("-c", script, path=stand_in)
+
+    assert done.returncode == 7, done.stderr
+    assert (tmp_path / "mine").read_text() == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("way", WITHOUT_STREAMS)
+def test_ray_starts_without_standard_streams(tmp_path: pathlib.Path, way: str) -> None:
+    script = f"""
+import os, sys
+{WITHOUT_STREAMS[way]}
+import federated_language as fl, numpy as np, ray_fed
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def total(x):
+    return fl.federated_sum(x)
+
+with ray_fed.init("local", config=ray_fed.Config(workers=1, progress="on")):
+    result = total([1, 2, 3])
+with open({str(tmp_path / "result")!r}, "w") as file:
+    file.write(str(result))
+"""
+
+    run("-c", script)
+
+    assert (tmp_path / "result").read_text() == "6"
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_script_that_ends_after_a_call_writes_nothing() -> None:
@@ -228,3 +290,45 @@ def test_front_end_is_imported_before_tensorflow_and_all_without_a_word() -> Non
 
     assert done.returncode == 0
     assert (done.stdout, done.stderr) == ("False\nTrue False\n", "")
+
+
+def _read_requirements() -> set[str]:
+    """Return the names of all packages that ray_fed and its extras require."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"].values()
+    requirements = [*project["project"]["dependencies"], *itertools.chain(*extras)]
+    return {re.split(r"[^\w-]", requirement)[0] for requirement in requirements}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("dp_accounting", "fsspec.core", "matplotlib.figure", "mlflow", "pandas"),
+        *("pyarrow.compute", "s3fs", "sklearn", "tensorboard.compat", "wandb"),
+    ],
+)
+def test_missing_module_names_packages_that_the_extras_have(module: str) -> None:
+    command, packages = install_command(module).split("install ")
+
+    assert command == "pip "
+    assert set(packages.split()) <= _read_requirements()
+
+
+def test_missing_package_of_an_extra_is_an_error_of_its_first_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package: Any = imports.LazyPackage("pyarrow", "reading a table")
+    monkeypatch.setitem(cast("dict[str, Any]", sys.modules), "pyarrow", None)
+
+    with pytest.raises(ray_fed.errors.UnsupportedError, match=r"`pip install pyarrow`"):
+        _ = package.Table
+
+
+def test_nothing_installs_ray_fed_by_a_name_that_no_index_has() -> None:
+    files = [ROOT / "cluster.yaml", ROOT / "README.md"]
+    for folder in ("ray_fed", "docs", "examples"):
+        for pattern in ("*.py", "*.md", "*.yaml", "*.ipynb"):
+            files += (ROOT / folder).rglob(pattern)
+
+    named = re.compile(r"pip install [\"']*ray-fed\b")
+    assert [f for f in files if named.search(f.read_text(encoding="utf-8"))] == []

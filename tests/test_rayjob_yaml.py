@@ -159,12 +159,13 @@ def test_every_field_is_documented(job: dict[str, Any]) -> None:
 
 
 def test_job_is_tried_again_and_goes_on_from_storage(job: dict[str, Any]) -> None:
-    python, script, *arguments = shlex.split(job["spec"]["entrypoint"])
+    program, command, *arguments = shlex.split(job["spec"]["entrypoint"])
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
 
-    assert python == "python"
-    assert (ROOT / script).is_file()
-    assert arguments[0] == "auto"
-    assert arguments[2].startswith("s3://")
+    assert (program, command) == ("ray-fed", "demo")
+    assert options.keys() == {"--address", "--rounds", "--storage-path"}
+    assert options["--address"] == "auto"
+    assert options["--storage-path"].startswith("s3://")
     assert job["spec"]["backoffLimit"] > 0
     assert job["spec"]["shutdownAfterJobFinishes"]
 

@@ -52,28 +52,40 @@ CLIENTS = ClientData.from_values({f"client {n}": n for n in range(3000)}, np.int
 SOURCE = program.ClientDataSource(CLIENTS, program.WeightedSampler([1.0] * 3000))
 
 
+TRIAL = learning.Trial({"rate": 0.1}, 0, learning.History([RECORD] * 9), "finished")
+TOTALS = learning.Totals(0.5, 2, (), ())
+
 MAKE: dict[str, Callable[[], Any]] = {
+    "Buffered": lambda: learning.Buffered(8, 2),
     "CSV": lambda: learning.callbacks.CSV("rounds.csv"),
     "Callback": learning.callbacks.Callback,
     "ClientData": lambda: CLIENTS,
     "ClientDataIterator": SOURCE.iterator,
     "ClientDataSource": lambda: SOURCE,
+    "ClientMetrics": lambda: program.ClientMetrics(1, {"loss": 0.5}),
     "ClientReference": lambda: CLIENTS[0],
     "ClientStates": lambda: learning.ClientStates([np.zeros(99)]),
     "Config": lambda: ray_fed.Config(backend="local", workers=2),
+    "Data": ray_fed.Data,
     "Delta": lambda: learning.Delta((), ()),
     "EarlyStopping": lambda: learning.EarlyStopping("loss"),
     "FileProgramStateManager": lambda: program.FileProgramStateManager("a" * 999),
+    "ForwardPass": lambda: learning.ForwardPass(
+        1.0, build_state().weights, False, TOTALS
+    ),
+    "FullGradient": lambda: learning.FullGradient((), (), TOTALS),
     "Guards": learning.Guards,
     "History": lambda: learning.History([RECORD] * 99),
+    "Kernels": ray_fed.Kernels,
     "JSONLines": lambda: learning.callbacks.JSONLines("rounds.jsonl"),
     "LearningProcess": build_process,
     "LocalTraining": lambda: learning.LocalTraining(MODEL, "sgd", epochs=2),
     "Model": lambda: MODEL,
     "ModelCheckpoint": lambda: learning.callbacks.ModelCheckpoint("a.keras", MODEL),
     "ModelWeights": lambda: build_state().weights,
-    "Part": lambda: learning.Part(build_process().initialize, build_process().next),
     "PoissonSampler": lambda: program.PoissonSampler(0.5),
+    "OortSampler": program.OortSampler,
+    "PowerOfChoiceSampler": lambda: program.PowerOfChoiceSampler(8),
     "Retry": lambda: ray_fed.Retry(crash=1),
     "RoundRecord": lambda: RECORD,
     "RoundReport": lambda: RoundReport(
@@ -85,11 +97,17 @@ MAKE: dict[str, Callable[[], Any]] = {
     ),
     "ServerState": build_state,
     "ServerView": lambda: learning.ServerView(build_state().weights, (), 4),
+    "Stragglers": ray_fed.Stragglers,
     "Subrounds": lambda: ray_fed.Subrounds(count=3),
+    "SweepResult": lambda: learning.SweepResult((TRIAL,) * 99, ["rate"]),
     "TensorBoard": lambda: learning.callbacks.TensorBoard("logs"),
+    "Synchronous": learning.Synchronous,
+    "Totals": lambda: TOTALS,
+    "Trained": lambda: learning.Trained(build_state().weights, TOTALS, (), 1),
     "TrainingResult": lambda: learning.TrainingResult(
         learning.History([RECORD]), build_state(), "finished"
     ),
+    "Trial": lambda: TRIAL,
     "UniformSampler": program.UniformSampler,
     "Workers": lambda: ray_fed.Workers(count=2),
 }
@@ -101,6 +119,7 @@ def draw(shown: Any) -> str:
 
 
 LOOKED_AT_ELSEWHERE = {
+    "AdaptiveSampler",  # a protocol
     "AvailabilitySampler",  # has all its hours: a saved run compares the text
     "ExecutionContext",
     "MLflow",

@@ -171,7 +171,7 @@ def compare(
             raise RuntimeError(
                 f"Expected the weights of plain TensorFlow, `{backend}` differs."
             )
-    figures = summarise(options.clients, name, timed)
+    figures = summarize(options.clients, name, timed)
     tried_rates = {
         k: v if isinstance(v, str) else round(options.clients / v, 2)
         for k, v in tried.items()
@@ -193,7 +193,7 @@ def _is_close_by_norm(found: Any, expected: Any) -> bool:
     return bool(distance <= _CONVOLVED * np.linalg.norm(expected))
 
 
-def summarise(
+def summarize(
     num_clients: int, name: str, timed: dict[str, rounds.Timed]
 ) -> dict[str, Any]:
     """Return clients a second of all, and how many times the peer's that is."""

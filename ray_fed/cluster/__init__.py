@@ -1,1 +1,1 @@
-"""Ray: sessions, the pool, and everything that runs on other processes."""
+"""All code that uses Ray: sessions, the pool of workers, and the worker actor."""

@@ -1,10 +1,10 @@
 """Clients of a Ray dataset, and CPUs for the tasks of Ray Data beside workers.
 
-Rows are sorted by client once, in blocks that stay in the object store.
+Rows are sorted by client once. The sorted blocks stay in the object store.
 
-A worker holds its CPUs for as long as its pool lives. Where workers hold all, a task
-that needs one waits until a pool ends, or a node comes: without end, for most programs.
-So enough CPUs are looked for before such a task begins.
+A worker holds its CPUs for as long as its pool lives. If workers hold all CPUs, a task
+of Ray Data waits until a pool ends or a node joins, which never happens in most
+programs. So this module checks that a CPU is free before such a task begins.
 """
 
 import asyncio
@@ -21,9 +21,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray._private import auto_init_hook
-from ray._private import worker as ray_worker  # no public name for what actors hold
-from ray.core.generated import gcs_pb2
 from ray.util.client import ray as ray_client
 from typing_extensions import override
 
@@ -32,41 +29,38 @@ from ray_fed.cluster import joining
 from ray_fed.cluster.joining import Job
 from ray_fed.cluster.object_store import fetch
 from ray_fed.cluster.worker_actor import LeafWorker
-from ray_fed.files import opening
 from ray_fed.files.arrow_types import decoded_table
 from ray_fed.files.features import check_columns
-from ray_fed.files.parquet import take_rows
-from ray_fed.files.table_rows import TableRows
+from ray_fed.files.table_rows import IdColumn, TableRows, take_rows
+from ray_fed.imports import pyarrow
 
 _T = TypeVar("_T")
 
 _GROW_S = 300.0
-"""How long a cluster that this process joined may take to have a free CPU: a node may
-come, or the program of another pool may end. No node comes to a Ray started here."""
+"""Seconds to wait for a free CPU in a cluster that this process joined. A node may join
+it, or the program of another pool may end. No node joins a Ray started here."""
 
 _POLL_S = 0.5
 
 _ANSWER_S = 20.0
-"""How long Ray may take to say what its actors hold."""
+"""Seconds that Ray may take to return its table of actors."""
 
 _LEAVE_S = 10.0
-"""How long work that is stopped may take to end."""
-
-_hook: Any = auto_init_hook  # no public name for whether calls of Ray start one
+"""Seconds that stopped work may take to end."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskCpus:
-    """What the nodes that are alive have.
+    """The CPUs of the live nodes of a cluster.
 
     Attributes:
-        total: CPUs of all nodes.
-        num_workers: that have CPUs, or wait for them; of all pools.
-        num_left: how many tasks of one CPU there would be room for with all workers
-            started.
-        may_grow: whether more may come.
+        total: Number of CPUs of all nodes.
+        num_workers: Number of workers of all pools, also of those that wait for CPUs.
+        num_left: Number of tasks of one CPU that fit beside all workers, once all
+            workers have started.
+        may_grow: Whether nodes may join the cluster.
     """
 
     total: float
@@ -75,15 +69,15 @@ class TaskCpus:
     may_grow: bool
 
     def check(self, label: str, since_s: float | None, grow_s: float) -> float | None:
-        """Return since when workers leave no CPU to any task; None: they leave one.
+        """Return since when no CPU is left for tasks, or None if one is left.
 
         Args:
-            label: what the tasks are of.
-            since_s: what was returned before; None at first.
-            grow_s: how long there may be none, where more may come.
+            label: Name of the work that needs the tasks, for the log and errors.
+            since_s: The value that the previous check returned. None at first.
+            grow_s: Seconds to wait for a CPU if nodes may join the cluster.
 
         Raises:
-            ResourceError: there has been none for too long.
+            ResourceError: No CPU was left for too long.
         """
         if self.num_left >= 1 or not self.num_workers:
             return None
@@ -105,7 +99,7 @@ class TaskCpus:
 
 
 def read() -> TaskCpus:
-    """Read what the cluster that this process is of has."""
+    """Read the CPUs of the cluster that this process is connected to."""
     nodes = cast("list[dict[str, Any]]", ray.nodes())
     totals = {
         node["NodeID"]: node["Resources"].get("CPU", 0.0)
@@ -129,32 +123,31 @@ def read() -> TaskCpus:
 
 
 def _read_workers() -> list[tuple[str, float]]:
-    """Return the node, empty before there is one, and the CPUs of each worker."""
-    dead = cast("Any", gcs_pb2).ActorTableData.DEAD
-    # On a thread of its own: a cell of a notebook is run by an event loop.
+    """Return the node and the CPUs of each worker. An unplaced one has the node ""."""
+    # `asyncio.run` needs a thread without an event loop, and notebooks run one.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         actors = thread.submit(asyncio.run, _read_actors()).result()
     return [
         (actor.node_id.hex(), _count_cpus(actor.required_resources))
         for actor in actors.values()
-        if actor.class_name == LeafWorker.__name__ and actor.state != dead
+        if actor.class_name == LeafWorker.__name__ and actor.state != actor.DEAD
     ]
 
 
 async def _read_actors() -> Mapping[Any, Any]:
     """Return Ray's table of actors.
 
-    Ray ends a process that waits for this table for a minute, as it would where
-    `ray.shutdown` is called meanwhile: so it waits for less.
+    Ray ends a process that waits a minute for this table. That would happen if another
+    thread called `ray.shutdown` during the wait. So the timeout is shorter.
     """
-    client: Any = cast("Any", ray_worker).global_worker.gcs_client
+    client = joining.connected_worker().gcs_client
     return await client.async_get_all_actor_info(timeout=_ANSWER_S)
 
 
 def _count_cpus(resources: Mapping[str, float]) -> float:
-    """Return the CPUs that an actor asks for, of a placement group too."""
+    """Return the CPUs that an actor asks for, inside or outside a placement group."""
     names = [name for name in resources if name == "CPU" or "CPU_group_" in name]
-    # Of one bundle of a group, Ray asks under two names.
+    # Ray lists the CPUs of one bundle of a group under two names.
     return max((resources[name] for name in names), default=0.0)
 
 
@@ -164,20 +157,21 @@ def run_tasks(
     read_cpus: Callable[[], TaskCpus] = read,
     grow_s: float = _GROW_S,
 ) -> _T:
-    """Return what work that runs tasks of one CPU each returns.
+    """Run work that waits for Ray tasks of one CPU each, and return its result.
 
-    Where workers leave no CPU, it does not begin, or, where they start meanwhile, is
-    stopped: `SystemExit` is raised in it, on its thread.
+    The work runs on a thread of its own. If workers leave no CPU for tasks, the work
+    does not begin. If workers take the last CPU while it runs, `SystemExit` is raised
+    on its thread.
 
     Args:
-        work: waits for tasks.
-        label: what the work is, in an error.
-        read_cpus: reads what there is.
-        grow_s: how long there may be no CPU for tasks where more may come.
+        work: Function that waits for the tasks.
+        label: Name of the work in errors.
+        read_cpus: Function that reads the CPUs of the cluster.
+        grow_s: Seconds to wait for a CPU if nodes may join the cluster.
 
     Raises:
-        ResourceError: workers hold all CPUs.
-        Exception: what `work` raises.
+        ResourceError: Workers hold all CPUs.
+        Exception: `work` raised it.
     """
     since_s = None
     while (since_s := read_cpus().check(label, since_s, grow_s)) is not None:
@@ -186,25 +180,22 @@ def run_tasks(
     thread = threading.Thread(
         target=_run, args=(work, done), name=f"ray_fed {label}", daemon=True
     )
-    # Calls of Ray start one where there is none: threads of Ray Data would, as soon as
-    # this one is shut down under them.
-    starts_ray, _hook.enable_auto_connect = _hook.enable_auto_connect, False
-    try:
-        thread.start()
-        while not concurrent.futures.wait([done], timeout=_POLL_S).done:
-            since_s = read_cpus().check(label, since_s, grow_s)
-    except BaseException:
-        _stop(thread)
-        raise
-    finally:
-        _hook.enable_auto_connect = starts_ray
+    with joining.auto_connect.disabled():
+        try:
+            thread.start()
+            while not concurrent.futures.wait([done], timeout=_POLL_S).done:
+                since_s = read_cpus().check(label, since_s, grow_s)
+        except BaseException:
+            _stop(thread)
+            raise
     return done.result()
 
 
 def _stop(thread: threading.Thread) -> None:
-    """Have a thread raise `SystemExit` at its next step, and wait a while for its end.
+    """Raise `SystemExit` on a thread at its next step, and wait a while for its end.
 
-    Ray Data waits in short steps, and takes back its tasks when it is left so.
+    Ray Data waits in short steps, so the error arrives soon. Ray Data then cancels its
+    tasks.
     """
     number = ctypes.c_ulong(thread.ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
@@ -220,13 +211,13 @@ def _run(work: Callable[[], _T], done: concurrent.futures.Future[_T]) -> None:
 
 @ray.remote(num_cpus=0)
 def pick_column(block: Any, column: str) -> Any:
-    """Return one column of a block of a dataset, as a table of arrow."""
+    """Return an Arrow table with one column of a block of a dataset."""
     return block.select([column])
 
 
 @ray.remote(num_cpus=0)
 def count_rows(block: Any) -> tuple[int, Any]:
-    """Return how many rows a block of a dataset has, and its schema."""
+    """Return the number of rows of a block of a dataset, and its schema."""
     return block.num_rows, block.schema
 
 
@@ -234,21 +225,22 @@ class DatasetBlocks(TableRows):
     """The rows of a dataset, grouped by client.
 
     Args:
-        dataset: a `ray.data.Dataset`; read, sorted and kept until this is gone.
-        client: the column of its clients.
-        columns: that must be there.
+        dataset: A `ray.data.Dataset`. It is read and sorted at once. Its blocks stay in
+            the object store for as long as this object lives.
+        ids: The column of ids, and how they are read.
+        columns: Columns that the dataset must have.
 
     Raises:
-        ConfigError: a column is not there.
-        ValueMismatchError: it is no dataset, or has no rows.
-        UnsupportedError: this process is joined by Ray's client.
-        ResourceError: workers leave no CPU to read and sort it.
-        ContextStateError: `ray.shutdown` ended what holds it.
+        ConfigError: A column is missing.
+        ValueMismatchError: `dataset` is no dataset, or has no rows.
+        UnsupportedError: This process is connected by Ray's client.
+        ResourceError: Workers leave no CPU to read and sort the dataset.
+        ContextStateError: `ray.shutdown` ended the Ray that holds the blocks.
     """
 
     label = "the dataset"
 
-    def __init__(self, dataset: Any, client: str, columns: Sequence[str]) -> None:
+    def __init__(self, dataset: Any, ids: IdColumn, columns: Sequence[str]) -> None:
         if not hasattr(dataset, "to_arrow_refs"):
             raise errors.ValueMismatchError(
                 f"Expected a ray.data.Dataset, found {errors.describe(dataset)}."
@@ -263,11 +255,11 @@ class DatasetBlocks(TableRows):
         self._job: Job | None = Job.current()
         with self._job.explained():
             self._blocks: list[Any] = run_tasks(
-                lambda: self._group(dataset, client, names),
+                lambda: self._group(dataset, ids, names),
                 "a dataset of Ray Data",
                 self._read_cpus,
             )
-            self._ids = [pick_column.remote(b, client) for b in self._blocks]
+            self._ids = [pick_column.remote(b, ids.name) for b in self._blocks]
             heads = [fetch(count_rows.remote(block)) for block in self._blocks]
         sizes, schemas = zip(*heads, strict=True) if self._blocks else ((), ())
         filled = [schema for size, schema in zip(sizes, schemas, strict=True) if size]
@@ -279,7 +271,7 @@ class DatasetBlocks(TableRows):
         self._ends = np.cumsum(sizes, dtype=np.int64)
 
     def _check(self) -> None:
-        if self._job is not None:  # a worker's copy has none
+        if self._job is not None:  # a copy on a worker has no job
             self._job.check()
 
     def _fetch(self, reference: Any) -> Any:
@@ -290,14 +282,17 @@ class DatasetBlocks(TableRows):
         self._check()
         return read()
 
-    def _group(self, dataset: Any, client: str, names: list[str]) -> list[Any]:
+    def _group(self, dataset: Any, ids: IdColumn, names: list[str]) -> list[Any]:
         columns: list[str] = list(dataset.columns() or ())
         check_columns(names, columns, self.label)
-        # Arrow sorts no dictionaries.
+
+        def prepare(table: Any) -> Any:  # Arrow cannot sort dictionary columns
+            return ids.cast(decoded_table(table), DatasetBlocks.label)
+
         plain = dataset.select_columns(names).map_batches(
-            decoded_table, batch_format="pyarrow", batch_size=None
+            prepare, batch_format="pyarrow", batch_size=None
         )
-        return plain.sort(client).materialize().to_arrow_refs()
+        return plain.sort(ids.name).materialize().to_arrow_refs()
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -305,7 +300,10 @@ class DatasetBlocks(TableRows):
         return self.__dict__ | {"_ids": [], "_job": None}
 
     def read_ids(self, column: str) -> list[Any]:
-        """Return the ids of all rows, in order, as arrays of arrow; once."""
+        """Return the ids of all rows, in order, as Arrow arrays.
+
+        Only the first call returns them: it then forgets the columns of ids.
+        """
         references, self._ids = self._ids, []
         return [
             chunk
@@ -315,7 +313,6 @@ class DatasetBlocks(TableRows):
 
     @override
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:
-        pyarrow: Any = opening.import_extra("pyarrow")
         indices = np.searchsorted(self._ends, rows, side="right")
         parts: list[Any] = []
         for index in np.unique(indices):

@@ -1,8 +1,8 @@
-"""Executor stacks on workers of their own, without subrounds.
+"""Executor stacks over workers that a factory holds, without subrounds.
 
 ReferenceResolvingExecutor
 FederatingExecutor --------- RayFederatingStrategy
-RemoteExecutor (the first)   RemoteExecutor, one a worker
+RemoteExecutor (the first)   RemoteExecutor, one for each worker
 """
 
 import itertools
@@ -18,7 +18,7 @@ from ray_fed.cluster.ray_strategy import (
     WorkerConnection,
 )
 from ray_fed.cluster.session import Session
-from ray_fed.config import Config, check_config
+from ray_fed.config import Config, resolve_config
 from ray_fed.executors.seeded import SeededExecutor
 
 flf = fl.framework
@@ -27,26 +27,27 @@ flf = fl.framework
 class RayExecutorFactory(flf.ExecutorFactory):
     """Builds executor stacks over Ray for `fl.framework.SyncExecutionContext`.
 
-    Computations are interpreted as they are, over the whole cohort, on workers that
-    the factory holds until it is closed. A worker that dies is replaced, and the values
-    that lived on it are made again when they are next needed, from how they were made;
-    a piece of work that loses more workers than `config.retry` allows fails, and so
-    does one whose worker finds no place within `workers.wait_timeout_s`.
+    Computations are interpreted as they were written, over the whole cohort. They run
+    on workers that the factory holds until it is closed. If a worker dies, the factory
+    replaces it. The values on that worker are computed again when they are next needed.
+
+    Work fails if it loses more workers than `config.retry` allows. It also fails if
+    there is no room for its worker within `workers.wait_timeout_s`.
 
     Args:
-        config: `workers`, `retry`, `seed`, `clients_per_leaf`, `default_num_clients`
-            and `runtime_env` count here.
-        address: of Ray, as for `ray_fed.init`.
+        config: The settings. Only `workers`, `retry`, `seed`, `clients_per_leaf`,
+            `default_num_clients` and `runtime_env` are used.
+        address: Address of Ray, as for `ray_fed.init`.
 
     Raises:
-        ClusterError: there is no cluster at the address.
-        ResourceError: the cluster is smaller than what `workers` asks for.
+        ClusterError: There is no cluster at the address.
+        ResourceError: The cluster has less than `workers` asks for.
     """
 
     def __init__(
         self, config: Config | None = None, address: str | None = None
     ) -> None:
-        self._config = check_config(config)
+        self._config = resolve_config(config)
         self._session = Session(address, self._config, needs_all=True)
         self._connections = [
             WorkerConnection(source) for source in self._session.sources()
@@ -55,12 +56,12 @@ class RayExecutorFactory(flf.ExecutorFactory):
         self._count = itertools.count()
 
     def executors(self) -> list[RemoteExecutor]:
-        """Return one executor a worker, for a stack of one's own."""
+        """Return one executor for each worker, to build a custom stack from."""
         return [RemoteExecutor(connection) for connection in self._connections]
 
     @override
     def create_executor(self, cardinalities: Any) -> flf.Executor:
-        """Return the stack for so many clients; the same one for the same number."""
+        """Return the stack for a number of clients. Equal numbers share a stack."""
         num_clients = cardinalities.get(fl.CLIENTS, self._config.default_num_clients)
         if num_clients not in self._stacks:
             self._stacks[num_clients] = self._build(num_clients)
@@ -78,14 +79,14 @@ class RayExecutorFactory(flf.ExecutorFactory):
 
     @override
     def clean_up_executor(self, cardinalities: Any) -> None:
-        """Close the stack for so many clients, if there is one; the workers stay."""
+        """Close the stack for a number of clients, if any. The workers stay alive."""
         num_clients = cardinalities.get(fl.CLIENTS, self._config.default_num_clients)
         executor = self._stacks.pop(num_clients, None)
         if executor is not None:
             executor.close()
 
     def close(self) -> None:
-        """End the workers, then the Ray that was started for them, if it was."""
+        """End the workers, and then Ray if the factory started it."""
         for executor in self._stacks.values():
             executor.close()
         self._stacks.clear()

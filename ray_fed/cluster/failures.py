@@ -1,50 +1,46 @@
-"""Ray's errors as ray_fed's: what died, what may be tried again, what the user did.
+"""Sorts Ray's errors into classes, each with its budget, and finds their causes.
 
-    class        what                                           who tries again
-    crash        a process or node died, an object was lost     Ray: the task
-    preemption   a node was taken away with notice              Ray: the task
-    memory       killed for want of memory, or TensorFlow       Ray: the task
-                 found none
-    hang         a worker was still at it after                 Ray: the task
+    class        cause                                          repeated
+    crash        a process or node died, an object was lost     the worker's part
+    preemption   a node was taken away with notice              the worker's part
+    memory       Ray killed the worker because memory ran       the worker's part
+                 out, or TensorFlow could not allocate any
+    hang         a worker ran for longer than                   the worker's part
                  `subrounds.timeout_s`, and was killed
-    application  the user's computation raised                  nobody
-    fatal        what no other attempt can mend                 nobody
+    application  the user's computation raised an error         nothing
+    fatal        an error that every attempt would meet         nothing
 
-One layer tries again: Ray, which runs the task of a subround again when it raises
-`WorkerLost`, or when the task's own process dies. An attempt that fails notes its class
-(`subround.AttemptNotes`), and one whose class has failed too often raises what ends the
-subround instead. Ray's own limit, the sum of all budgets, is thus never what ends a
-subround by itself.
+`ray_strategy.WorkerConnection` repeats work whose worker is lost, and counts the losses
+of each class. Ray repeats a task whose own process is lost. `subround.Attempts` counts
+these runs too, so Ray's own limit, the sum of all budgets, never ends a subround.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import ray
 import ray.exceptions
-from ray._private import state as ray_state  # no public name for why a process ended
-from ray.core.generated import common_pb2, gcs_pb2
 
 import ray_fed.errors as errors
+from ray_fed.cluster import inventory
 from ray_fed.plan.fingerprint import WorkerDescription
 from ray_fed.plan.outcomes import Attempt
-
-GONE = "the process that drove it is gone"
 
 FailureClass: TypeAlias = Literal["crash", "preemption", "memory", "hang"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why an attempt at a subround came to nothing.
+    """Why an attempt at a subround failed.
 
     Attributes:
-        failure_class: whose budget it is counted against.
-        detail: which worker on which node, and what happened, in words.
-        client_index: whose work it was, in the cohort; None where nobody can tell.
-        cause_text: the worker's traceback, where it lived to tell.
+        failure_class: Class whose budget the failure counts against.
+        detail: Name of the worker, its node, and what happened, in words.
+        client_index: Index in the cohort of the client whose work failed, or None if it
+            is unknown.
+        cause_text: The worker's traceback, or "" if the worker could not report it.
     """
 
     failure_class: FailureClass
@@ -61,7 +57,7 @@ LOST_ERRORS = (
     ray.exceptions.ObjectLostError,
     ray.exceptions.OutOfMemoryError,
 )
-"""What a caller sees when a worker, its node or an object on it is gone."""
+"""Errors that a caller gets if a worker, its node or an object on it is lost."""
 
 
 FATAL_ERRORS = (
@@ -73,15 +69,15 @@ FATAL_ERRORS = (
     ray.exceptions.ObjectStoreFullError,
     ray.exceptions.AuthenticationError,
 )
-"""What would only fail again."""
+"""Errors that another attempt would meet again."""
 
 
 _TROUBLE = (ray.exceptions.RayError, RuntimeError, ValueError)
-"""The cluster itself cannot be asked: a crash is what is known."""
+"""Errors of a query to the cluster. The failure then counts as a crash."""
 
 
 def classify(error: BaseException) -> FailureClass:
-    """Return the budget that the loss of a worker is counted against."""
+    """Return the class whose budget the loss of a worker counts against."""
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "memory"
     if getattr(error, "preempted", False):
@@ -90,74 +86,59 @@ def classify(error: BaseException) -> FailureClass:
 
 
 def find_cause(error: BaseException, worker: WorkerDescription | None) -> Failure:
-    """Return why a worker was lost, as far as the cluster knows; asks it.
+    """Ask the cluster why a worker was lost, and return the cause.
 
-    An actor that Ray restarts is reported as unavailable, whatever ended its process:
-    the table of processes has the reason.
+    Ray reports an actor that it restarts as unavailable, whatever ended its process.
+    Ray's table of processes has the reason.
 
     Args:
-        error: what the caller of the worker saw.
-        worker: what it said of itself; None where it never was ready.
+        error: The error that the caller of the worker got.
+        worker: Description of the worker, or None if it was never ready.
     """
     failure_class, detail = classify(error), describe(error)
     if failure_class != "crash" or worker is None:
         return Failure(failure_class, detail)
-
-    def is_worker(process: Any) -> bool:
-        node: str = process.worker_address.node_id.hex()
-        return (node, process.pid) == (worker.node, worker.pid)
-
-    if _ran_out_of_memory(is_worker):
-        return Failure("memory", f"{detail} Ray ended it for want of memory.")
     with contextlib.suppress(*_TROUBLE):
-        if worker.node in cast("Any", ray_state).state.get_draining_nodes():
+        for process in inventory.read_out_of_memory():
+            node: str = process.worker_address.node_id.hex()
+            if (node, process.pid) == (worker.node, worker.pid):
+                return Failure("memory", f"{detail} Ray ended it for want of memory.")
+        if worker.node in inventory.read_draining():
             return Failure("preemption", detail)
     return Failure(failure_class, detail)
 
 
 def find_cause_of_silence(submitted: float) -> Failure:
-    """Return why the process of a task ended, which could not tell; asks the cluster.
+    """Ask the cluster why the process of a task ended without an error.
 
-    Where memory runs out, Ray ends processes of tasks before those of workers.
+    When memory runs out, Ray ends the processes of tasks before the workers.
 
     Args:
-        submitted: when the task was, in seconds of time.
+        submitted: Time when the task was submitted, by `time.time`.
     """
     job: str = ray.get_runtime_context().get_job_id()
-
-    def is_of_task(process: Any) -> bool:
-        return process.job_id.hex() == job and process.end_time_ms > submitted * 1000
-
-    if _ran_out_of_memory(is_of_task):
-        return Failure("memory", f"{GONE}: Ray ended it for want of memory")
-    return Failure("crash", GONE)
-
-
-def _ran_out_of_memory(is_meant: Callable[[Any], bool]) -> bool:
-    """Return whether Ray ended a process that is meant when memory ran out."""
-    table = cast("Any", gcs_pb2).WorkerTableData
-    ran_out = cast("Any", common_pb2).WorkerExitType.Value("NODE_OUT_OF_MEMORY")
+    gone = "the process that drove it is gone"
     with contextlib.suppress(*_TROUBLE):
-        state = cast("Any", ray_state).state
-        accessor = state._connect_and_get_accessor()  # noqa: SLF001
-        processes = map(table.FromString, accessor.get_worker_table())
-        return any(p.exit_type == ran_out and is_meant(p) for p in processes)
-    return False
+        for process in inventory.read_out_of_memory():
+            is_later = process.end_time_ms > submitted * 1000
+            if is_later and process.job_id.hex() == job:
+                return Failure("memory", f"{gone}: Ray ended it for want of memory")
+    return Failure("crash", gone)
 
 
 def check_budgets(
     lost: Sequence[Attempt], budgets: Mapping[str, int], last: Failure
 ) -> None:
-    """Raise where a subround has failed too often.
+    """Raise an error if a subround has failed too often.
 
     Args:
-        lost: its attempts that failed, the last one, too.
-        budgets: failures of each class that it may have.
-        last: the latest failure.
+        lost: All failed attempts of the subround, including the latest.
+        budgets: Number of failures of each class that the subround may have.
+        last: The latest failure.
 
     Raises:
-        DeadlineError: it hung too often.
-        RetryBudgetError: it failed too often in another way.
+        DeadlineError: The subround hung too often.
+        RetryBudgetError: The subround failed too often in another way.
     """
     failure_class = last.failure_class
     count = sum(attempt.ended == failure_class for attempt in lost)
@@ -178,18 +159,18 @@ def check_budgets(
 
 
 def is_loss(error: BaseException) -> bool:
-    """Return whether work that met this error may end well on another worker."""
+    """Return whether work that failed with this error may succeed elsewhere."""
     return isinstance(error, LOST_ERRORS) and not isinstance(error, FATAL_ERRORS)
 
 
 def describe(error: BaseException) -> str:
-    """Return what Ray says of a loss, in one line."""
+    """Return Ray's message about a loss in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:4])[:400] or type(error).__name__
 
 
 def unwrap(error: ray.exceptions.RayTaskError) -> BaseException:
-    """Return what a task or actor method raised, as it was raised there."""
+    """Return the original error that a task or actor method raised."""
     cause: object = error.cause
     while isinstance(cause, ray.exceptions.RayTaskError):
         cause = cause.cause
@@ -199,7 +180,7 @@ def unwrap(error: ray.exceptions.RayTaskError) -> BaseException:
 
 
 def final_error(error: BaseException) -> BaseException:
-    """Return what a caller of ray_fed sees for what ended a task."""
+    """Return the error that a caller of ray_fed gets for an error of a task."""
     if isinstance(error, ray.exceptions.RayTaskError):
         error = unwrap(error)
     if not isinstance(error, ray.exceptions.RayError):

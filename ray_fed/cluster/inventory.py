@@ -1,4 +1,4 @@
-"""What a Ray that is running has, for those who only look at it."""
+"""Reads the nodes, resources and processes of a running Ray, and changes nothing."""
 
 import asyncio
 import dataclasses
@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import ray
-from ray._private import state as ray_state  # no public name for what is needed
-from ray._private.resource_and_label_spec import ResourceAndLabelSpec  # nor for this
+from ray._private import resource_and_label_spec, state
+from ray.core.generated import autoscaler_pb2, common_pb2, gcs_pb2
 from ray.util.client import ray as ray_client
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from typing_extensions import override
@@ -18,16 +18,24 @@ from ray_fed.cluster import joining
 from ray_fed.config import Config
 
 _T = TypeVar("_T")
+_state: Any = state
+
+_MEMORY = "memory"
+_ACCELERATOR = "accelerator_type:"
+"""Prefix of Ray's resource names for types of accelerators."""
+
+_ACCELERATOR_SHARE = 0.001
+"""Amount of this resource that Ray assigns to an actor. A node has 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Amounts:
-    """Resources, in all or free.
+    """Amounts of the resources of a node or a cluster.
 
     Attributes:
-        num_cpus: fractions too.
-        num_gpus: fractions too.
-        memory_bytes: that Ray hands out.
+        num_cpus: Number of CPUs, which may be a fraction.
+        num_gpus: Number of GPUs, which may be a fraction.
+        memory_bytes: Bytes of memory that Ray allocates.
     """
 
     num_cpus: float
@@ -36,7 +44,7 @@ class Amounts:
 
     @classmethod
     def of(cls, resources: Mapping[str, float]) -> "Amounts":
-        """Return the amounts that Ray's own mapping of resources names."""
+        """Return the amounts in Ray's mapping of resources."""
         amounts = (resources.get(name, 0.0) for name in ("CPU", "GPU", "memory"))
         return cls(*amounts)
 
@@ -50,12 +58,12 @@ class Amounts:
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """The nodes of a cluster that are alive.
+    """The live nodes of a cluster.
 
     Attributes:
-        nodes: what each node has, by its address.
-        total: of all nodes.
-        free: of `total`, what nothing holds now.
+        nodes: Address and resources of each node.
+        total: Resources of all nodes.
+        free: The part of `total` that no task or actor holds now.
     """
 
     nodes: tuple[tuple[str, Amounts], ...]
@@ -64,13 +72,13 @@ class Inventory:
 
 
 def read_inventory(address: str | None) -> Inventory:
-    """Join a Ray that is running, read what it has, and leave it as it was.
+    """Join a running Ray, read its resources, and disconnect.
 
     Args:
-        address: as for `ray_fed.init`.
+        address: Address of Ray, as for `ray_fed.init`.
 
     Raises:
-        ClusterError: there is no Ray at the address, or it refuses this process.
+        ClusterError: There is no Ray at the address, or it refuses this process.
     """
     cluster = joining.find(address)
     if cluster is None:
@@ -79,13 +87,13 @@ def read_inventory(address: str | None) -> Inventory:
 
 
 def read_joined(cluster: joining.RunningRay) -> Inventory:
-    """Read what a Ray has as `read_inventory` does.
+    """Do the work of `read_inventory` for a Ray that was found.
 
     Args:
-        cluster: the Ray.
+        cluster: The Ray to join.
 
     Raises:
-        ClusterError: it refuses this process.
+        ClusterError: The Ray refuses this process.
     """
     joining.join(cluster, log_to_driver=False, logging_level=logging.ERROR)
     try:
@@ -105,27 +113,88 @@ def read_joined(cluster: joining.RunningRay) -> Inventory:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node that is alive.
+    """A live node.
 
     Attributes:
-        free: workers that it has room for now, beside what it runs.
-        is_draining: it will go soon.
+        free: Number of further workers that the node has room for now.
+        is_draining: Whether Ray will soon remove the node.
     """
 
     free: int
     is_draining: bool
 
 
-def resources_of(config: Config) -> Mapping[str, float]:
-    """Return what one worker asks for, by Ray's names."""
-    wanted = config.workers
-    each = {"CPU": wanted.num_cpus, "GPU": wanted.num_gpus, **wanted.resources}
-    return {name: amount for name, amount in each.items() if amount > 0}
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """The resources and labels that one worker asks for.
+
+    Attributes:
+        resources: Amounts above 0, by Ray's names of resources.
+        labels: Label selector of its node; see `ray_fed.Workers`.
+    """
+
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+    @classmethod
+    def of(cls, config: Config) -> "Demand":
+        """Return the demand of one worker of a configuration."""
+        wanted = config.workers
+        amounts = {"CPU": wanted.num_cpus, "GPU": wanted.num_gpus}
+        amounts[_MEMORY] = wanted.memory
+        if wanted.accelerator_type is not None:
+            amounts[_ACCELERATOR + wanted.accelerator_type] = _ACCELERATOR_SHARE
+        amounts |= wanted.resources
+        resources = {name: amount for name, amount in amounts.items() if amount > 0}
+        return cls(resources, wanted.label_selector)
+
+    @override
+    def __str__(self) -> str:
+        words = [describe_amount(*item) for item in self.resources.items()]
+        return ", ".join(words) + self.on_nodes()
+
+    def on_nodes(self) -> str:
+        """Return which nodes the labels allow, in words; "" if they allow all."""
+        labels = ", ".join(f"{name}={term}" for name, term in self.labels.items())
+        return f" on nodes with {labels}" if labels else ""
+
+    def allows(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a worker may run on a node with these labels."""
+        return all(
+            _matches(labels.get(name), term) for name, term in self.labels.items()
+        )
+
+    def count_fitting(self, resources: Mapping[str, float]) -> int:
+        """Return how many workers fit into these resources of one node."""
+        return min(
+            math.floor(resources.get(name, 0.0) / amount + 1e-9)
+            for name, amount in self.resources.items()
+        )
+
+
+def _matches(label: str | None, term: str) -> bool:
+    """Return whether a node's label matches a term. None means an absent label."""
+    wanted = term.removeprefix("!")
+    values = wanted[3:-1].split(",") if wanted.startswith("in(") else [wanted]
+    return (label in values) != term.startswith("!")
+
+
+def describe_amount(name: str, amount: float) -> str:
+    """Return an amount of a resource in words."""
+    if name.startswith(_ACCELERATOR):
+        return f"accelerator {name.removeprefix(_ACCELERATOR)}"
+    unit = "GiB memory" if name == _MEMORY else name
+    return f"{_in_units(name, amount):g} {unit}"
+
+
+def _in_units(name: str, amount: float) -> float:
+    """Return an amount in the unit for messages: GiB for memory."""
+    return amount / 2**30 if name == _MEMORY else amount
 
 
 def look_up(read: Callable[..., _T], *args: Any) -> Awaitable[_T]:
-    """Return what a function of this module says of the cluster, whoever may ask it."""
-    if ray_client.is_connected():  # which knows no state of the cluster
+    """Return the result of a function that reads the cluster, also by Ray's client."""
+    if ray_client.is_connected():  # such a process cannot read the cluster's state
         return cast("Any", _look_up_by_task).remote(read, *args)
     return asyncio.to_thread(read, *args)
 
@@ -136,48 +205,94 @@ def _look_up_by_task(read: Callable[..., Any], *args: Any) -> Any:
 
 
 def read_draining() -> Mapping[str, int]:
-    """Return when each node goes that will go soon, by Ray's id of it."""
-    return cast("Any", ray_state.state).get_draining_nodes()
+    """Return the deadline of each draining node, by Ray's id of the node."""
+    return _state.state.get_draining_nodes()
 
 
-def describe_need(
-    each: Mapping[str, float], group: PlacementGroup | None, count: int
-) -> str:
-    """Return what so many workers ask for, and what is free of it, in words.
+def read_out_of_memory() -> list[Any]:
+    """Return the entries of the processes that Ray ended because memory ran out."""
+    ran_out = cast("Any", common_pb2).WorkerExitType.Value("NODE_OUT_OF_MEMORY")
+    accessor = _state.state._connect_and_get_accessor()  # noqa: SLF001
+    parse = cast("Any", gcs_pb2).WorkerTableData.FromString
+    processes = map(parse, accessor.get_worker_table())
+    return [process for process in processes if process.exit_type == ran_out]
 
-    Empty where there is room for one of them, which is about to have its place.
+
+def read_entrypoint() -> str:
+    """Return the command that started the job of this process, or ""."""
+    job: str = ray.get_runtime_context().get_job_id()
+    entrypoints = (j["Entrypoint"] for j in _state.jobs() if j["JobID"] == job)
+    return next(entrypoints, "")
+
+
+def describe_need(each: Demand, group: PlacementGroup | None, count: int) -> str:
+    """Return the resources that workers ask for, and the free amounts, in words.
 
     Args:
-        each: what a worker asks for.
-        group: see `read_nodes`.
-        count: of the workers.
+        each: What a worker asks for.
+        group: See `read_nodes`.
+        count: Number of workers, at least one.
     """
-    if any(node.free for node in read_nodes(each, group)):
-        return ""
     counted = "1 worker" if count == 1 else f"{count} workers"
-    parts = [part for of_node in _read_parts(group).values() for part in of_node]
+    of_nodes = _read_parts(each, group).values()
+    parts = [part for of_node in of_nodes for part in of_node]
     needs: list[str] = []
-    for name, amount in each.items():
+    for name, amount in each.resources.items():
         free = sum(left.get(name, 0.0) for left, _ in parts)
         total = sum(whole.get(name, 0.0) for _, whole in parts)
-        needs.append(f"{amount * count:g} {name} ({free:g} of {total:g} free)")
-    return f"room for {counted}: {', '.join(needs)}"
+        room = f"{_in_units(name, free):g} of {_in_units(name, total):g} free"
+        if name.startswith(_ACCELERATOR):
+            room = f"on {total:g} node{'s' * (total != 1)}"
+        needs.append(f"{describe_amount(name, amount * count)} ({room})")
+    return f"room for {counted}{each.on_nodes()}: {', '.join(needs)}"
 
 
-def read_nodes(
-    each: Mapping[str, float], group: PlacementGroup | None = None
-) -> list[Node]:
-    """Return the nodes of the cluster that this process is of, which are alive.
+def count_pending(each: Demand, group: PlacementGroup | None) -> int:
+    """Return how many requests of workers for room are in Ray's queue.
+
+    Ray lists requests by what they ask for, not by who made them. So workers of other
+    pools that ask for the same count, too. A worker that has room and whose process
+    starts does not count.
 
     Args:
-        each: what a worker asks for; their room is counted in workers.
-        group: that workers are placed in: only its bundles count.
+        each: What a worker asks for.
+        group: The placement group that workers are placed in, or None.
+    """
+    suffix = "" if group is None else f"_group_{group.id.hex()}"
+    reply = cast("Any", autoscaler_pb2).GetClusterResourceStateReply()
+    reply.ParseFromString(
+        joining.connected_worker().gcs_client.get_cluster_resource_state()
+    )
+    return sum(
+        request.count
+        for request in reply.cluster_resource_state.pending_resource_requests
+        if all(
+            request.request.resources_bundle.get(name + suffix) == amount
+            for name, amount in each.resources.items()
+        )
+    )
+
+
+def is_placed(group: PlacementGroup) -> bool:
+    """Return whether all bundles of a placement group have their room."""
+    table = cast("dict[str, Any]", placement_group_table(group))
+    return table["state"] == "CREATED"
+
+
+def read_nodes(each: Demand, group: PlacementGroup | None = None) -> list[Node]:
+    """Return the live nodes of the cluster that this process is connected to.
+
+    Args:
+        each: What a worker asks for. `Node.free` counts such workers. Nodes that its
+            labels exclude are left out.
+        group: The placement group that workers are placed in, or None. With a group,
+            only its bundles count.
     """
     draining = read_draining()
-    parts = _read_parts(group)
+    parts = _read_parts(each, group)
     return [
         Node(
-            free=sum(count_fitting(part, each) for part, _ in parts[node["NodeID"]]),
+            free=sum(each.count_fitting(part) for part, _ in parts[node["NodeID"]]),
             is_draining=node["NodeID"] in draining,
         )
         for node in cast("list[dict[str, Any]]", ray.nodes())
@@ -186,48 +301,74 @@ def read_nodes(
 
 
 _Part: TypeAlias = tuple[Mapping[str, float], Mapping[str, float]]
-"""What is free of a node or of a bundle, and what it has in all."""
+"""The free resources of a node or bundle, and all of its resources."""
 
 
-def _read_parts(group: PlacementGroup | None) -> dict[str, list[_Part]]:
-    """Return each node, or the bundles of a group, by the id of the node."""
+def _read_parts(each: Demand, group: PlacementGroup | None) -> dict[str, list[_Part]]:
+    """Return the parts of each node by its id: the whole node, or bundles of a group.
+
+    Args:
+        each: What a worker asks for. Nodes that its labels exclude are left out.
+        group: The placement group that workers are placed in, or None.
+    """
     free: dict[str, dict[str, float]]
-    free = cast("Any", ray_state.state).available_resources_per_node()
+    free = _state.state.available_resources_per_node()
+    allowed = {n["NodeID"]: n["Resources"] for n in _allowed_nodes(each)}
     if group is None:
-        nodes = cast("list[dict[str, Any]]", ray.nodes())
-        alive = [(n["NodeID"], n["Resources"]) for n in nodes if n["Alive"]]
-        return {name: [(free.get(name, {}), whole)] for name, whole in alive}
+        return {name: [(free.get(name, {}), whole)] for name, whole in allowed.items()}
     table = placement_group_table(group)
     parts: dict[str, list[_Part]] = {}
     for index, bundle in table["bundles"].items():
         node: str = table["bundles_to_node_id"].get(index, "")
-        # What Ray calls a resource of a bundle among those of its node.
+        if node not in allowed:
+            continue
+        # Ray lists a bundle's resources on its node under names with this suffix.
         suffix = f"_group_{index}_{group.id.hex()}"
         left = {name: free.get(node, {}).get(name + suffix, 0.0) for name in bundle}
         parts.setdefault(node, []).append((left, bundle))
     return parts
 
 
-def machine_resources() -> Mapping[str, float]:
-    """Return what a Ray that is started on this machine will have in all."""
-    resources: Any = ResourceAndLabelSpec().resolve(is_head=True).to_resource_dict()
-    return resources
+def _allowed_nodes(each: Demand) -> list[dict[str, Any]]:
+    """Return Ray's description of each live node that the labels allow."""
+    nodes = cast("list[dict[str, Any]]", ray.nodes())
+    return [node for node in nodes if node["Alive"] and each.allows(node["Labels"])]
 
 
-def live_resources(group: PlacementGroup | None) -> list[Mapping[str, float]]:
-    """Return what each node that is alive has in all; also through Ray's client.
+def machine_resources(each: Demand) -> list[Mapping[str, float]]:
+    """Return all resources that a Ray started on this machine will have.
 
     Args:
-        group: its bundles stand for nodes, without what this process holds of them.
+        each: What a worker asks for. If its labels exclude this machine, the list is
+            empty.
     """
-    if group is not None:
-        return without(group.bundle_specs, held_resources())
-    nodes = cast("list[dict[str, Any]]", ray.nodes())
-    return [node["Resources"] for node in nodes if node["Alive"]]
+    spec: Any = resource_and_label_spec.ResourceAndLabelSpec()
+    spec = spec.resolve(is_head=True)
+    return [spec.to_resource_dict()] if each.allows(spec.labels) else []
+
+
+def live_resources(
+    each: Demand, group: PlacementGroup | None
+) -> list[Mapping[str, float]]:
+    """Return all resources of each live node. This works through Ray's client, too.
+
+    Args:
+        each: What a worker asks for. Nodes that its labels exclude are left out.
+        group: A placement group, or None. With a group, the result lists its bundles
+            instead of nodes, without the resources that this process holds.
+    """
+    if group is None:
+        return [node["Resources"] for node in _allowed_nodes(each)]
+    bundles = without(group.bundle_specs, held_resources())
+    if not each.labels:
+        return bundles
+    allowed = {node["NodeID"] for node in _allowed_nodes(each)}
+    places = placement_group_table(group)["bundles_to_node_id"]
+    return [b for index, b in enumerate(bundles) if places.get(index) in allowed]
 
 
 def held_resources() -> Mapping[str, float]:
-    """Return what Ray gave to the task or actor that this process runs."""
+    """Return the resources that Ray assigned to this process's task or actor."""
     resources = cast("Any", ray.get_runtime_context()).get_assigned_resources()
     return cast("dict[str, float]", resources)
 
@@ -235,7 +376,7 @@ def held_resources() -> Mapping[str, float]:
 def without(
     bundles: Sequence[Mapping[str, float]], occupied: Mapping[str, float]
 ) -> list[Mapping[str, float]]:
-    """Return bundles without what is held of the first that has room for it."""
+    """Return the bundles after `occupied` is taken from the first that has room."""
     left = [dict(bundle) for bundle in bundles]
     for bundle in left:
         if all(bundle.get(name, 0.0) >= amount for name, amount in occupied.items()):
@@ -243,12 +384,3 @@ def without(
                 bundle[name] -= amount
             break
     return list(left)
-
-
-def count_fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
-    """Return how many workers of a kind fit into some resources."""
-    return min(
-        math.floor(resources.get(name, 0.0) / amount + 1e-9)
-        for name, amount in each.items()
-        if amount > 0
-    )

@@ -1,17 +1,21 @@
-"""Which Ray a context is on, and whether this process is still connected to it.
+"""Finds and joins a Ray, and tells whether this process is still connected to it.
 
-The rule is that of `ray.init`, in this order:
+A context uses the first Ray that exists, in the order of `ray.init`:
 
-    1. the Ray that this process is connected to already: a worker's, say
-    2. an address that is given
-    3. RAY_ADDRESS, which `ray job submit` sets for a job
-    4. what this user's last `ray start` on this machine announced
+    1. the Ray that this process is already connected to, for example in a Ray task
+    2. the Ray at the address that the caller passed
+    3. the Ray at RAY_ADDRESS, which `ray job submit` sets for a job
+    4. the Ray that this user's last `ray start` on this machine announced
 
-A Ray that another program started for itself is none of these. "auto" goes on to it.
+The list does not contain a Ray that another program started for itself. The address
+"auto" also finds such a Ray.
 
-Handles and references belong to a `Job` of Ray. Ray starts another Ray by itself for a
-call that comes once it is shut down, and may end a process that calls an actor of
-another session. So what calls later, or keeps a handle for long, asks its job first.
+Handles and references belong to a `Job` of Ray. After a shutdown, a call of Ray starts
+a new Ray by itself. Ray may also end a process that calls an actor of another session.
+So code that calls later, or keeps a handle for long, checks its job first.
+
+Ray has no public names for some of these functions. Only this module and `inventory`
+import private names of Ray.
 """
 
 import asyncio
@@ -22,20 +26,21 @@ import logging
 import os
 import pathlib
 import socket
+import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import ray
 import ray.exceptions
-from ray._common import utils as ray_utils  # no public name for what `ray start` writes
-from ray._private import services  # no public name for where "auto" leads
-from ray._private import worker as ray_worker  # no public name for who started it
+from ray._private import auto_init_hook, services, utils, worker
 from ray._private.authentication import authentication_token_setup as token_setup
 from ray.util.client import ray as ray_client
 from typing_extensions import override
 
 import ray_fed.errors as errors
 
+_HOOK: Any = auto_init_hook
 _CONNECT_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 30.0
 _AUTO = "auto"
@@ -46,12 +51,13 @@ _ADDRESS_VARIABLE = "RAY_ADDRESS"
 
 @dataclasses.dataclass(frozen=True)
 class RunningRay:
-    """A Ray to join.
+    """A running Ray that this process can join.
 
     Attributes:
-        address: host:port or ray://host:port.
-        by: who named it, in words; empty: the caller.
-        is_automatic: whether it was looked for, so that Ray takes this user's token.
+        address: Address of the form host:port or ray://host:port.
+        by: How the address was found, in words, or "" if the caller passed it.
+        is_automatic: Whether ray_fed searched for the Ray. The process then joins it
+            with this user's token.
     """
 
     address: str
@@ -64,17 +70,17 @@ class RunningRay:
 
 
 def find(address: str | None) -> RunningRay | None:
-    """Return the Ray that is to be joined, in a process that is connected to none.
+    """Return the Ray to join, in a process that is not connected to Ray.
 
     Args:
         address: host:port, ray://host:port, "auto" or None.
 
     Returns:
-        None where the rules lead to none, or what they announce does not run.
+        The Ray, or None if the order of this module finds none that runs.
 
     Raises:
-        ClusterError: nothing listens at an address that was named, or it names no host,
-            or no port of Ray's client.
+        ClusterError: Nothing listens at an address that was named. Or the address has
+            no host, or no port for Ray's client.
     """
     named = address if address not in {None, _AUTO} else None
     by = "" if named else f"named by {_ADDRESS_VARIABLE}"
@@ -97,51 +103,55 @@ def find(address: str | None) -> RunningRay | None:
 
 
 def join(cluster: RunningRay, **options: Any) -> None:
-    """Connect this process to a Ray that is running.
+    """Connect this process to a running Ray.
 
     Args:
-        cluster: what `find` returned.
-        **options: of `ray.init`.
+        cluster: The Ray that `find` returned.
+        **options: Options of `ray.init`.
 
     Raises:
-        ClusterError: this process could not join it.
+        ClusterError: This process could not join the Ray.
     """
     if cluster.is_automatic:
         _take_token()
     if not cluster.address.startswith(_CLIENT_PREFIX):
         _check_answer(cluster.address)
     try:
-        ray.init(address=cluster.address, **options)
+        start_ray(address=cluster.address, **options)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
         raise errors.ClusterError(
             f"Expected to join the Ray at `{cluster.address}`, found: {e}"
-        ) from None  # Ray's own frames, over a hundred lines of them, say no more
+        ) from None  # Ray's traceback has over a hundred lines and adds nothing
     _mend_client()
 
 
-def check_address(address: object) -> None:
-    """Raise unless an address is text, or None.
+def start_ray(**options: Any) -> None:
+    """Call `ray.init`, also in a process without a standard error.
 
     Raises:
-        ConfigError: it is something else.
+        Exception: `ray.init` raised it.
     """
-    if address is not None and not isinstance(address, str):
-        raise errors.ConfigError(
-            'Expected an `address` of Ray as text, such as "local", "auto" or'
-            f' "host:6379", found `{errors.describe(address)}`: pass settings as'
-            " `config`."
-        )
+    former = cast("Any", sys.stderr)
+    if former is None or former.closed:
+        # `ray.init` enables Python's faulthandler, which keeps using this file.
+        sys.stderr = pathlib.Path(os.devnull).open("w")  # noqa: SIM115
+    try:
+        ray.init(**options)
+    finally:
+        sys.stderr = former
 
 
 def check_connected(address: str | None) -> None:
-    """Raise unless the Ray that this process is connected to will do.
+    """Raise an error if this process cannot use the Ray that it is connected to.
+
+    Args:
+        address: The address that the caller asks for, as for `find`.
 
     Raises:
-        ContextStateError: this process was forked from the one that is connected, or
-            is connected to another Ray than that of an address.
+        ContextStateError: This process was forked from the connected process. Or it is
+            connected to another Ray than the one at `address`.
     """
-    worker = cast("Any", ray_worker).global_worker
-    listener = getattr(worker, "listener_thread", None)
+    listener = getattr(connected_worker(), "listener_thread", None)
     if listener is not None and not listener.is_alive():
         raise errors.ContextStateError(
             "Expected a process of its own for Ray, found one that was forked from a"
@@ -167,17 +177,55 @@ def check_connected(address: str | None) -> None:
 def started_here() -> bool:
     """Return whether this process started the Ray that it is connected to.
 
-    No node comes to such a Ray, which has no autoscaler and ends with the process.
+    No node joins such a Ray. It has no autoscaler, and ends with the process.
     """
-    node = cast("Any", ray_worker)._global_node  # noqa: SLF001
+    node = cast("Any", worker)._global_node  # noqa: SLF001
     return node is not None and node.is_head()
 
 
-def _mend_client() -> None:
-    """Have nobody cancel what Ray's client waits for, where that is how it is joined.
+def connected_worker() -> Any:
+    """Return Ray's own object for the connection of this process."""
+    return cast("Any", worker).global_worker
 
-    Ray 2.60 sets the result of a future that was cancelled, too. That fails, with a
-    traceback for each, in the thread that brings the results of all calls.
+
+class AutoConnect:
+    """Controls whether a call of Ray starts a new Ray if the process has no connection.
+
+    Threads of Ray Data would start a new Ray after a shutdown of the old one. The
+    setting is global in a process. If several threads disable it at the same time, the
+    last thread restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_disabling = 0
+        self._before = True
+
+    @contextlib.contextmanager
+    def disabled(self) -> Generator[None]:
+        """Let calls of Ray in the `with` block fail if there is no connection."""
+        with self._lock:
+            if not self._num_disabling:
+                self._before = _HOOK.enable_auto_connect
+            _HOOK.enable_auto_connect = False
+            self._num_disabling += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_disabling -= 1
+                if not self._num_disabling:
+                    _HOOK.enable_auto_connect = self._before
+
+
+auto_connect = AutoConnect()
+
+
+def _mend_client() -> None:
+    """If Ray's client is connected, make futures of its references uncancellable.
+
+    Ray 2.60 sets the result of a future even if the future was cancelled. This fails
+    with a traceback for each future, in the thread that delivers all results.
     """
     if ray_client.is_connected():
         from ray.util.client.common import ClientObjectRef
@@ -196,12 +244,12 @@ def _future_of(reference: Any) -> concurrent.futures.Future[Any]:
             future.set_result(result)
 
     reference._on_completed(settle)  # noqa: SLF001
-    cast("Any", future).object_ref = reference  # which lives until then
+    cast("Any", future).object_ref = reference  # keeps the reference alive
     return future
 
 
 def missing_error(address: str | None) -> errors.ClusterError:
-    """Return the error that there is no Ray at an address, or none to join."""
+    """Return the error for a missing Ray. With None, no address was passed."""
     where = f"at `{address}`" if address else "to join"
     return errors.ClusterError(
         f"Expected a Ray {where}, found none: start one with"
@@ -211,7 +259,7 @@ def missing_error(address: str | None) -> errors.ClusterError:
 
 def _announced() -> str | None:
     """Return the address that the last `ray start` of this user announced."""
-    path = pathlib.Path(ray_utils.get_ray_address_file(None))
+    path = pathlib.Path(cast("Any", utils).get_ray_address_file(None))
     try:
         is_own = path.stat().st_uid == os.geteuid()
     except OSError:
@@ -228,17 +276,18 @@ def _running() -> str | None:
 
 
 def _take_token() -> None:
-    """Do what `ray.init` does before it joins a Ray that it found: take a token."""
+    """Take the user's token, as `ray.init` does before it joins a Ray that it found."""
     name = "maybe_enable_token_auth_if_token_available"  # of Ray 2.60 and later
     take: Callable[..., Any] | None = getattr(token_setup, name, None)
     if take is not None:
-        logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` will be told
+        # The caller passes the same level to `ray.init`, which runs only later.
+        logging.getLogger("ray").setLevel(logging.ERROR)
         take(warn_if_disabled=False)
 
 
 def _check_answer(address: str) -> None:
-    """Raise unless a Ray answers: `ray.init` tries for half a minute, line by line."""
-    # Here: it takes a fifth of a second, which a Ray of one's own has no use for.
+    """Raise an error if no Ray answers. `ray.init` would log retries for 30 s."""
+    # The import takes a fifth of a second. A Ray that starts here does not need it.
     import grpc
     from ray._private import grpc_utils
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
@@ -268,7 +317,10 @@ def _check_answer(address: str) -> None:
 
 
 def _check_named(address: str) -> None:
-    """Raise unless an address names what Ray would try for half a minute to reach."""
+    """Raise an error if an address has no host, or no port for Ray's client.
+
+    Ray would try to reach such an address for half a minute.
+    """
     rest = address.removeprefix(_CLIENT_PREFIX)
     host, _, port = rest.strip().rpartition(":")
     is_named = rest.strip() and not rest.startswith(":")
@@ -282,10 +334,13 @@ def _check_named(address: str) -> None:
 
 
 def _listens(address: str) -> bool:
-    """Return whether a connection can be made; Ray itself tries for over a minute."""
+    """Return whether the address accepts a connection within `_CONNECT_TIMEOUT_S`.
+
+    Ray itself would try for over a minute.
+    """
     host, _, port = address.removeprefix(_CLIENT_PREFIX).rpartition(":")
     if not port.isdecimal():
-        return True  # a form that Ray knows how to read
+        return True  # Ray may still understand the address
     try:
         socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError:
@@ -294,11 +349,12 @@ def _listens(address: str) -> bool:
 
 
 _KEPT: list[Any] = []
-"""References of calls that were under way as this process left Ray, for good: Ray 2.60
-ends the process where one is dropped while another thread shuts Ray down."""
+"""References of calls that were running when this process left Ray. They are kept
+forever: Ray 2.60 ends the process if a reference is dropped while another thread shuts
+Ray down."""
 
 _LOOK_UP_S = 1.0
-"""How often a call looks whether its job is over: Ray never answers it then."""
+"""Seconds between checks of whether a call's job is over. Ray then never answers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,9 +362,10 @@ class Job:
     """One connection of this process to Ray.
 
     Attributes:
-        session: Ray's name of it; each session counts its jobs from one.
-        number: of the job in its session, or the name of a connection by Ray's client.
-        pid: of the process; threads of Ray do not follow into one that is forked.
+        session: Ray's name of the session, or "" for a connection by Ray's client.
+        number: Ray's id of the job, which is unique only inside its session. For Ray's
+            client, the id of the connection.
+        pid: Id of the process. A forked process does not have the threads of Ray.
     """
 
     session: str
@@ -317,8 +374,8 @@ class Job:
 
     @classmethod
     def current(cls) -> "Job":
-        """Return the one that this process is of; Ray is initialised."""
-        if ray_client.is_connected():  # asks the cluster whatever is asked of it
+        """Return the job of this process, which must be connected to Ray."""
+        if ray_client.is_connected():  # `get_runtime_context` would ask the cluster
             client: Any = ray_client.get_context().client_worker
             return cls("", client._client_id, os.getpid())  # noqa: SLF001
         context = ray.get_runtime_context()
@@ -326,13 +383,16 @@ class Job:
 
     @property
     def is_current(self) -> bool:
-        """Whether this process is still of it."""
+        """Whether this process still has this connection."""
         return (
             self.pid == os.getpid() and ray.is_initialized() and self == self.current()
         )
 
     async def answer(self, reference: Any) -> Any:
-        """Return what a call returns; its reference outlives Ray where that ends."""
+        """Return the result of a call.
+
+        If the job ends meanwhile, the reference is kept forever, as in `read_errors`.
+        """
         try:
             return await reference
         finally:
@@ -340,10 +400,11 @@ class Job:
                 _KEPT.append(reference)
 
     def read_errors(self, references: Sequence[Any]) -> None:
-        """Read errors of calls that nobody waits for: Ray prints what nobody read.
+        """Read the errors of calls that nobody awaits. Ray prints errors left unread.
 
         Args:
-            references: to what they return; kept once the job is over.
+            references: References to the results of the calls. If the job is over, they
+                are kept forever instead, as Ray may end a process that drops them.
         """
         if not self.is_current:
             _KEPT.extend(references)
@@ -352,7 +413,7 @@ class Job:
             reference.future().add_done_callback(read_error)
 
     def check(self) -> None:
-        """Raise unless this process is still of it.
+        """Raise an error if the job is over.
 
         Raises:
             ContextStateError: Ray was shut down, or the process was forked.
@@ -376,10 +437,11 @@ class Job:
 
     @contextlib.contextmanager
     def explained(self) -> Generator[None]:
-        """Raise why, in place of what Ray says, once the job is over.
+        """Replace Ray's errors by a `ContextStateError` if the job is over.
 
         Raises:
-            ContextStateError: the job is over, now or by the time that something fails.
+            ContextStateError: The job is over at the start of the `with` block, or by
+                the time that an error occurs in it.
         """
         self.check()
         try:
@@ -391,10 +453,10 @@ class Job:
 
     @contextlib.contextmanager
     def watched(self) -> Generator[None]:
-        """End what the current task awaits inside, once the job is over.
+        """Cancel what the current task awaits in the `with` block once the job is over.
 
         Raises:
-            ContextStateError: the job is over, now or before the end.
+            ContextStateError: The job is over at the start, or ends during the block.
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         is_over = False
@@ -414,12 +476,12 @@ class Job:
             if is_over and task is not None:
                 task.uncancel()
             timer.cancel()
-            task = None  # `look` refers to itself: it is to hold no result of the task
+            task = None  # `look` refers to itself, and would keep the task's result
 
 
 def read_error(
     future: "concurrent.futures.Future[Any] | asyncio.Future[Any]",
 ) -> None:
-    """Read the error of a future that is done."""
+    """Read the error of a future that is done, so that nothing prints it."""
     if not future.cancelled():
         future.exception()

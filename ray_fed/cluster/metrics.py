@@ -1,44 +1,61 @@
-"""Numbers for whoever scrapes Ray's own metrics, such as Prometheus.
+"""Metrics of rounds and workers, which Ray exports to Prometheus and the like.
 
-Ray puts "ray_" before each name, and "_total" behind that of a counter:
-`ray_fed_rounds_total`. The one label of our own is the class of a failure, of which
-there are few.
+Ray puts "ray_" before each name, and "_total" behind the name of a counter, as in
+`ray_fed_rounds_total`. The labels are the name of the run and the class of a failure.
 """
+
+from typing import TypeVar
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from ray_fed.observability import events
 
 _SECONDS = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0]
+_RUN = ("run",)
+
+_Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
+
+
+def _of_run(metric: _Metric, run: str) -> _Metric:
+    metric.set_default_tags({"run": run})
+    return metric
 
 
 class RoundMetrics:
-    """An event sink that counts rounds, with what they cost; needs a Ray."""
+    """An event sink that counts rounds, seconds, clients, retries and bytes.
 
-    def __init__(self) -> None:
-        self._rounds = Counter("fed_rounds", "Rounds that returned a result.")
-        self._seconds = Histogram(
-            "fed_round_seconds", "Seconds of a round, from call to result.", _SECONDS
+    The process must be connected to Ray.
+
+    Args:
+        run: Name of the run, which is the label `run` of all metrics.
+    """
+
+    def __init__(self, run: str) -> None:
+        def count(name: str, description: str, *labels: str) -> Counter:
+            return _of_run(Counter(name, description, (*_RUN, *labels)), run)
+
+        self._rounds = count("fed_rounds", "Rounds that returned a result.")
+        seconds = "Seconds of a round, from call to result."
+        self._seconds = _of_run(
+            Histogram("fed_round_seconds", seconds, _SECONDS, _RUN), run
         )
-        self._clients = Counter("fed_clients", "Clients of all rounds that began.")
-        self._dropped = Counter(
-            "fed_dropped_clients", "Clients that rounds went on without."
-        )
-        self._retries = Counter(
-            "fed_retries", "Attempts at subrounds that were lost.", ("failure",)
-        )
-        self._sent = Counter("fed_sent_bytes", "Bytes of arguments, each once.")
-        self._returned = Counter("fed_returned_bytes", "Bytes that subrounds returned.")
+        self._clients = count("fed_clients", "Clients of all rounds that began.")
+        dropped = "Clients that rounds went on without."
+        self._dropped = count("fed_dropped_clients", dropped)
+        lost = "Attempts at subrounds that were lost."
+        self._retries = count("fed_retries", lost, "failure")
+        self._sent = count("fed_sent_bytes", "Bytes of arguments, each once.")
+        self._returned = count("fed_returned_bytes", "Bytes that subrounds returned.")
 
     def on_event(self, event: events.Event) -> None:
-        """Count what an event tells."""
+        """Add an event to the metrics."""
         match event:
             case events.RoundStarted():
                 self._add(self._clients, event.num_clients)
             case events.SubroundFinished():
                 self._add(self._returned, event.bytes_returned)
                 for attempt in event.lost:
-                    if attempt.ended != "slower":  # a copy that another one overtook
+                    if attempt.ended != "slower":  # it did not fail
                         self._retries.inc(1, {"failure": attempt.ended})
             case events.ClientDropped():
                 self._dropped.inc()
@@ -51,10 +68,15 @@ class RoundMetrics:
 
     @staticmethod
     def _add(counter: Counter, amount: int) -> None:
-        if amount:  # Ray's counters refuse to add nothing
+        if amount:  # Ray's counters refuse to add zero
             counter.inc(amount)
 
 
-def workers_ready() -> Gauge:
-    """Return the gauge of the workers of a pool that are ready."""
-    return Gauge("fed_workers_ready", "Workers of a pool that are ready.")
+def workers_ready(run: str) -> Gauge:
+    """Return the gauge that holds the number of ready workers of a pool.
+
+    Args:
+        run: See `RoundMetrics`.
+    """
+    ready = "Workers of a pool that are ready."
+    return _of_run(Gauge("fed_workers_ready", ready, _RUN), run)

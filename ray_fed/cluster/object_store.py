@@ -1,8 +1,7 @@
-"""What travels by reference: values, sources of clients and large kernels.
+"""Stores large values, client sources and functions of plans in Ray's object store.
 
-Each is put into the object store once, and fetched by whoever reads it. What makes a
-kernel large are constants of its graphs, such as a pretrained base: a worker fetches it
-once, not with each call.
+The driver puts each object once, and plans carry references. Each process that reads an
+object fetches it. A worker fetches the functions of a plan once, not with each call.
 """
 
 import bisect
@@ -20,28 +19,29 @@ import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 from ray_fed.cluster.joining import Job
-from ray_fed.files.opening import describe_executor
 from ray_fed.language.structs import Plain
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import WorkerDescription
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun, ClientSource, HeldSource
+from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stacked_members import StackedMembers
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
 
 _CHUNK_BYTES = 64 * 2**20
-"""Values of clients that are one object: a worker brings whole objects to its node."""
+"""Most bytes of clients' values in one object, unless one value alone is larger. Ray
+copies whole objects to a worker's node."""
 
 _FETCH_TIMEOUT_S = 300.0
 
 _stored: weakref.WeakKeyDictionary[ClientSource, tuple[Job, ClientSource]]
 _stored = weakref.WeakKeyDictionary()
-"""Of each source the job and what stands for it in that job's object store."""
+"""For each source, the job and the source's `StoredSource` in that job's store."""
 
 
 def _stand_in(source: ClientSource) -> tuple[ClientSource, int]:
-    """Return what stands for a source in the object store, and the bytes put now."""
+    """Return the stored form of a source, and the bytes that this call stored."""
     if isinstance(source, StoredSource):
         return source, 0
     num_bytes = 0
@@ -68,19 +68,20 @@ def _store_source(source: ClientSource) -> "StoredSource":
 
 
 def _put(source: ClientSource) -> Any:
-    """Return a reference to a source in the object store.
+    """Put a source into the object store, and return the reference.
 
     Raises:
-        UnsupportedError: the user's function, or what it refers to, is not picklable.
-        ContextStateError: it refers to what was in a Ray that was shut down.
+        UnsupportedError: The ids, the user's function or an object that it refers to
+            cannot be pickled.
+        ContextStateError: The source refers to objects of a Ray that was shut down.
     """
     try:
         return ray.put(source)
     except (ray.exceptions.RayError, errors.ContextStateError):
         raise
-    except Exception as error:  # noqa: BLE001 (of any class that is pickled)
+    except Exception as error:  # noqa: BLE001 (pickling may raise any class)
         shown = "ids" if source.function is None else errors.describe(source.function)
-        cause = error.__cause__ or error  # without Ray's page on what it looked at
+        cause = error.__cause__ or error  # Ray adds a page about what it inspected
         reason = error_texts.message_of(cause)
         raise errors.UnsupportedError(
             "Expected clients whose ids and function can be pickled, to travel to"
@@ -91,7 +92,7 @@ def _put(source: ClientSource) -> Any:
 
 
 def _chunks(values: Sequence[Plain]) -> Iterator[tuple[int, list[Plain]]]:
-    """Yield runs of values of bounded size, each with its first position."""
+    """Yield runs of values, each with its first position and of bounded bytes."""
     chunk: list[Plain] = []
     num_bytes = 0
     for position, value in enumerate(values):
@@ -105,18 +106,18 @@ def _chunks(values: Sequence[Plain]) -> Iterator[tuple[int, list[Plain]]]:
 
 
 def fetch(reference: Any) -> Any:
-    """Return an object; waits for it on the calling thread, for some minutes."""
-    # On the one thread of a worker, which has nothing else to do until it is there.
+    """Fetch an object. The calling thread waits for it for up to 300 seconds."""
+    # A worker's only working thread has nothing else to do meanwhile.
     return ray.get(reference, timeout=_FETCH_TIMEOUT_S)  # noqa: TID251
 
 
 class StoredSource(ClientSource):
-    """A source in the object store; fetched by whoever reads it first.
+    """A client source in the object store. Each process fetches it on the first read.
 
     Args:
-        token: of the source.
-        is_resident: of the source.
-        reference: to the source.
+        token: Token of the source.
+        is_resident: See `ClientSource`.
+        reference: Ray's reference to the source.
     """
 
     opens_once = True
@@ -150,9 +151,9 @@ class StoredSource(ClientSource):
 
 
 def _missing_code(error: ray.exceptions.RaySystemError) -> Exception:
-    """Return the error that a worker lacks what clients' function or ids are made of.
+    """Return an error that names the code which a worker lacks to read a source.
 
-    Itself where that is not why it could not be read.
+    If reading failed for another reason, return `error` itself.
     """
     cause = cast("object", error.client_exc)
     match cause:
@@ -164,14 +165,15 @@ def _missing_code(error: ray.exceptions.RaySystemError) -> Exception:
             return error
     return errors.UnsupportedError(
         f"Expected {missing}, which the function or the ids of the clients are from,"
-        f" found it missing in {describe_executor()}: install it on every machine, send"
-        ' it with the job by `Config(runtime_env={"working_dir": "."})` or by'
-        ' "py_modules", or define the function in the program itself.'
+        f" found it missing in {error_texts.describe_process()}: install it on every"
+        " machine, send it with the job by"
+        ' `Config(runtime_env={"working_dir": "."})` or by "py_modules", or define the'
+        " function in the program itself."
     )
 
 
 class _ChunkedSource(ClientSource):
-    """Values of clients as objects of many; arrays are read without a copy."""
+    """Values of clients in several objects. Arrays are read without a copy."""
 
     is_resident = True
 
@@ -193,67 +195,131 @@ class _ChunkedSource(ClientSource):
         return self._fetched[index][position - self._starts[index]]
 
 
-LARGE_KERNEL_BYTES = 256 * 1024
-"""Smaller ones, with what they were fused of, travel with each call: what is in the
-object store stays there as long as the driver has the kernel."""
+LARGE_PLAN_BYTES = 32 * 1024
+"""Functions of a plan with fewer bytes in all travel with each call. Larger ones are
+stored for as long as the driver has the plan's kernel. Otherwise Ray would store an
+argument of 100 KB again for each call, and workers would read it again."""
+
+_FETCHED = 48
+"""Number of fetched objects with functions of plans that one process keeps."""
+
+_fetched: LruCache[bytes, Any] = LruCache(_FETCHED)
+
+
+def fetch_once(reference: Any) -> Any:
+    """Return an object from this process's cache, or fetch and cache it."""
+    return _fetched.get(reference.binary(), lambda: fetch(reference))
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredKernel:
-    """Stands in a plan for its kernel.
+    """References that replace the kernel and the other functions in a plan.
+
+    A process may keep the fetched objects, but not these references. The references of
+    an idle process would keep the objects in the store.
 
     Attributes:
-        reference: to the kernel.
+        kernel: Reference to the kernel.
+        computation: Reference to the serialized computation, which only the interpreter
+            needs.
+        others: Reference to a pair: the merge, and the functions of the finish by name.
     """
 
-    reference: Any
+    kernel: Any
+    computation: Any
+    others: Any
 
 
 _stored_kernels: weakref.WeakKeyDictionary[
-    plans.Kernel, tuple[Job, StoredKernel, dict[bytes, Any]]
+    plans.Kernel, tuple[Job, dict[object, Any]]
 ] = weakref.WeakKeyDictionary()
-"""For as long as this process holds the kernel: the job, what stands for it in that
-job's object store, and references to serialised computations that it was fused of."""
+"""For each kernel that this process holds: the job, and the references of that job. The
+key None has the reference to the kernel. The other keys are serialized computations and
+the other functions of plans with this kernel."""
 
 
-def is_large(kernel: plans.Kernel, computation: bytes) -> bool:
-    """Return whether a kernel and what it was fused of are to be stored."""
-    functions = (kernel.server, kernel.work, kernel.accumulate, computation)
-    return sum(map(len, functions)) >= LARGE_KERNEL_BYTES
+def store_functions(comp: plans.Subround) -> plans.Subround:
+    """Return a plan with references in place of its functions, if these are large.
 
-
-def store_kernel(kernel: plans.Kernel, computation: bytes) -> tuple[StoredKernel, Any]:
-    """Return what stands for a kernel, and a reference to what it was fused of.
-
-    Each is put the first time.
-
-    Args:
-        kernel: to run.
-        computation: serialised; what the interpreter would run instead.
+    The first call for a function puts it into the object store.
     """
+    kernel, finish = comp.kernel, comp.finish
+    if not isinstance(kernel, plans.Kernel):
+        return comp  # interpreted, or the functions are stored already
+    of_finish: dict[str, Any] = {}
+    if finish is not None:
+        names = ("merge", "partial_type", "computation")
+        of_finish = {name: getattr(finish, name) for name in names}
+    others = (comp.merge, *of_finish.values())
+    functions = (kernel.server, kernel.work, kernel.accumulate, comp.computation)
+    if sum(len(each or b"") for each in (*functions, *others)) < LARGE_PLAN_BYTES:
+        return comp
     job = Job.current()
     entry = _stored_kernels.get(kernel)
     if entry is None or entry[0] != job:
-        entry = _stored_kernels[kernel] = (job, StoredKernel(ray.put(kernel)), {})
-    _, stored_kernel, computations = entry
-    if computation not in computations:
-        computations[computation] = ray.put(computation)
-    return stored_kernel, computations[computation]
+        entry = _stored_kernels[kernel] = (job, {None: ray.put(kernel)})
+    references = entry[1]
+    if comp.computation not in references:
+        references[comp.computation] = ray.put(comp.computation)
+    if others not in references:
+        references[others] = ray.put((comp.merge, of_finish))
+    if finish is not None:
+        nothing = dict.fromkeys(of_finish)
+        finish = dataclasses.replace(finish, **nothing)
+    stored_kernel = StoredKernel(
+        references[None], references[comp.computation], references[others]
+    )
+    return dataclasses.replace(
+        comp, computation=b"", merge=None, kernel=stored_kernel, finish=finish
+    )
+
+
+def restore_functions(comp: Any) -> Any:
+    """Return a plan with the functions that `store_functions` replaced.
+
+    `computation` becomes a list with its reference, for `read_computation`.
+    """
+    stored_kernel = getattr(comp, "kernel", None)
+    if not isinstance(stored_kernel, StoredKernel):
+        return comp
+    merge, of_finish = fetch_once(stored_kernel.others)
+    return dataclasses.replace(
+        comp,
+        computation=[stored_kernel.computation],
+        merge=merge,
+        kernel=fetch_once(stored_kernel.kernel),
+        finish=comp.finish and dataclasses.replace(comp.finish, **of_finish),
+    )
+
+
+def fetch_computation(comp: plans.Subround) -> bytes:
+    """Return the serialized computation of a plan."""
+    stored_kernel: object = comp.kernel
+    if not isinstance(stored_kernel, StoredKernel):
+        return comp.computation
+    return fetch_once(stored_kernel.computation)
+
+
+def read_computation(computation: bytes | list[Any]) -> bytes:
+    """Return a serialized computation. If a list has its reference, fetch it."""
+    return fetch_once(computation[0]) if isinstance(computation, list) else computation
 
 
 INLINE_BYTES = 64 * 1024
-"""Smaller values travel inside of a call: a trip to the object store costs more."""
+"""Values with fewer bytes travel inside a call. The object store would take longer."""
 
 _REFERENCES_TOGETHER = 256
-"""In one argument of a task; Ray keeps arguments up to 100 KB in the call itself."""
+"""Most references in one argument of a task. Ray keeps an argument of up to 100 KB in
+the call itself."""
 
 
 def encode(value: Any) -> Any:
-    """Return a plain value as it is returned and stored.
+    """Encode a plain value to be returned or stored.
 
-    A small one is bytes, which Ray passes on as they are: its own pickler takes longer
-    than all else that is done with a small value on its way. Bytes in a store are
-    always such ones. Clients' values that are alike are stacked.
+    A small value is pickled to bytes, which Ray passes on unchanged. Ray's own pickler
+    would take longer than the rest of a small value's way. A value that is itself bytes
+    is also pickled, so stored bytes are always a pickle. A list of clients' values
+    becomes a `StackedMembers` if they are alike.
     """
     is_small = isinstance(value, bytes) or stored.count_bytes(value) < INLINE_BYTES
     if isinstance(value, list):
@@ -262,7 +328,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(encoded: Any) -> Any:
-    """Return the plain value that `encode` was given."""
+    """Return the plain value from which `encode` made `encoded`."""
     value = pickle.loads(encoded) if isinstance(encoded, bytes) else encoded
     return value.members() if isinstance(value, StackedMembers) else value
 
@@ -270,7 +336,10 @@ def decode(encoded: Any) -> Any:
 def pack_result(
     evaluated: Evaluated, noted: Sequence[Note], by: WorkerDescription
 ) -> list[Any]:
-    """Return what a plan came to, to travel: a list, which Ray takes apart itself."""
+    """Pack the outcome of a plan into a list, which Ray can return as several objects.
+
+    The first element is everything but the values, and the others are encoded values.
+    """
     encoded = list(map(encode, evaluated.values))
     head = dataclasses.replace(evaluated, values=list(map(stored.count_bytes, encoded)))
     return [pickle.dumps((head, noted, by)), *encoded]
@@ -279,14 +348,14 @@ def pack_result(
 def unpack_result(
     packed: Sequence[Any],
 ) -> tuple[Evaluated, Sequence[Note], WorkerDescription]:
-    """Return what `pack_result` packed.
+    """Unpack the list of `pack_result`.
 
     Args:
-        packed: the list; or its first element, and references to the others.
+        packed: The list, or its first element followed by references to the others.
 
     Returns:
-        What the plan came to, whose values stay encoded, or are `Stored`; then what was
-        noted, and the worker.
+        The outcome of the plan, the notes, and the description of the worker. Values of
+        the outcome are still encoded, or `Stored` if `packed` has references.
     """
     head, *values = packed
     evaluated, noted, by = pickle.loads(head)
@@ -296,18 +365,20 @@ def unpack_result(
 
 
 def store(value: Any) -> tuple[Any, int]:
-    """Put a large plain value into the object store; pass a small one on.
+    """Put a large plain value into the object store. A small value stays as it is.
 
-    Clients become a run that is sliced without being read. Clients by reference stay
-    so; their source is put once, for as long as it lives. What is stored stays.
+    A large list of clients' values becomes a `StoredClients`, which can be sliced
+    without reading it. A `ClientRun` keeps its positions, and its source is stored
+    once. A value that is already stored does not change.
 
     Returns:
-        What stands for the value, and the bytes of its arrays: those of a source count
-        when it is put.
+        The value or its stored form, and the bytes of its arrays. The bytes of a source
+        count only in the call that stores it.
     """
     if isinstance(value, ClientRun):
         source, num_bytes = _stand_in(value.source)
-        return dataclasses.replace(value, source=source, weights=None), num_bytes
+        about = (value.type_signature, value.positions)
+        return ClientRun(source, *about), num_bytes
     num_bytes = stored.count_bytes(value)
     if num_bytes < INLINE_BYTES or isinstance(value, Stored):
         return value, num_bytes
@@ -323,16 +394,15 @@ _Replace: TypeAlias = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A plan and its argument, to travel; references beside.
+    """A pickled plan and argument, with Ray's references in separate lists.
 
-    Pickled once, for all processes on its way, by pickle itself: nothing in it needs
-    Ray's own pickler, which takes several times as long.
+    Python's `pickle` runs once, for all processes that pass the plan on. Ray's own
+    pickler is not needed, and takes several times as long.
 
     Attributes:
-        work: pickled.
-        values: references of what is stored, which a worker gets resolved.
-        sources: those of sources of clients and of kernels, which a worker resolves
-            once.
+        work: The pickled plan and argument. Indices stand for references.
+        values: References to stored values. Ray resolves them when it calls a worker.
+        sources: References to client sources and kernels. A worker fetches each once.
     """
 
     work: bytes
@@ -341,17 +411,17 @@ class Packed:
 
 
 def pack(comp: Any, argument: Any) -> Packed:
-    """Pickle a plan and its argument, without references.
+    """Pickle a plan and its argument, and list their references separately.
 
-    Ray stores an argument of more than 100 KB as an object. Where that holds references
-    and the task may be repeated, what they name is never freed: seen with Ray 2.60,
-    2026-11-21. Short lists of references stay in the call.
+    Ray stores an argument of more than 100 KB as an object. If that object holds
+    references and the task may be repeated, Ray never frees the objects that they name
+    (seen with Ray 2.60, 2026-11-21). Short lists of references stay in the call.
 
     Args:
-        comp: the plan.
-        argument: plain, structures as tuples; parts of it may be stored.
+        comp: The plan.
+        argument: A plain value with structures as tuples. Parts of it may be stored.
     """
-    values: dict[Any, int] = {}  # the place that stands for each reference
+    values: dict[Any, int] = {}  # the index that stands for each reference
     sources: dict[Any, int] = {}
 
     def take(reference: Any) -> int:
@@ -367,19 +437,19 @@ def pack(comp: Any, argument: Any) -> Packed:
 
 
 def unpack(packed: Packed) -> tuple[Any, Any]:
-    """Return a plan and its argument, references in their places."""
+    """Return the plan and its argument, with references in their places."""
     return _unpack(packed.work, packed.values, packed.sources)
 
 
 def unpack_resolved(
     work: bytes, resolved: Sequence[Any], sources: Sequence[Any]
 ) -> tuple[Any, Any]:
-    """Return a plan and its argument, values in the places of their references.
+    """Return the plan and its argument, with values in the places of references.
 
     Args:
-        work: see `Packed`.
-        resolved: what its references name, encoded.
-        sources: references still.
+        work: See `Packed`.
+        resolved: The encoded values that `Packed.values` refers to.
+        sources: References to client sources and kernels, as in `Packed`.
     """
     comp, argument = _unpack(work, resolved, sources)
     return comp, _unstored(argument)
@@ -394,13 +464,13 @@ def _unpack(
 
 
 def short_lists(references: Sequence[Any]) -> list[list[Any]]:
-    """Return references in lists that are short enough to stay in a call."""
+    """Split references into lists that are short enough to stay in a call."""
     starts = range(0, len(references), _REFERENCES_TOGETHER)
     return [list(references[start : start + _REFERENCES_TOGETHER]) for start in starts]
 
 
 def gathered(lists: Iterable[Iterable[Any]]) -> list[Any]:
-    """Return the references of short lists."""
+    """Join the lists of `short_lists`."""
     return [reference for together in lists for reference in together]
 
 
@@ -420,15 +490,16 @@ def _unstored(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Replacing:
-    """Puts other references into an argument.
+    """Replaces the references in an argument.
 
-    No function inside of a function: one that calls itself is a cycle, and what it
-    holds is freed late.
+    This is a class because a nested function that calls itself is a reference cycle,
+    which would free its references late.
 
     Attributes:
-        reference: from a reference to what takes its place.
-        source: the same for that of a source of clients.
-        parts: those met, by identity, by which an executor knows them.
+        reference: Maps a reference of a value to its replacement.
+        source: Maps a reference of a client source to its replacement.
+        components: Replaced components by the id of the original. An executor
+            recognizes components by identity, so equal ids get the same object.
     """
 
     reference: _Replace
@@ -438,7 +509,7 @@ class _Replacing:
     )
 
     def inside(self, value: Any) -> Any:
-        """Return a value with other references; lists of clients hold none."""
+        """Return the value with its references replaced. Lists have no references."""
         match value:
             case Stored():
                 value = Stored(self.reference(value.reference), value.num_bytes)
@@ -466,4 +537,5 @@ def _replace_kernel(comp: Any, fn: _Replace) -> Any:
     kernel = getattr(comp, "kernel", None)
     if not isinstance(kernel, StoredKernel):
         return comp
-    return dataclasses.replace(comp, kernel=StoredKernel(fn(kernel.reference)))
+    references = kernel.kernel, kernel.computation, kernel.others
+    return dataclasses.replace(comp, kernel=StoredKernel(*map(fn, references)))

@@ -1,28 +1,30 @@
 """The workers of a context: the driver's own list of actor handles.
 
 Ray starts the actors, places them, and restarts them when their processes die. The pool
-knows which of them are ready, gives each to one subround at a time, and says what a
-round that waits for them waits for:
+knows which workers are ready, and gives each one to one subround at a time. If a round
+waits for workers, the pool logs what is missing.
 
     starting --loaded--> ready --taken--> busy --given back--> ready
         ^                  |                |
         +----- its process ends, and Ray starts another one
 
-A pool of a fixed size is a placement group, so that Ray places all of it or none; one
-of (min, max) is max actors, and those for which there is no room wait at Ray, whose
-autoscaler sees them.
+A pool with a fixed `workers.count` is a placement group, so Ray places all workers or
+none. A pool of (min, max) starts max actors. Actors without room wait in Ray's queue,
+where Ray's autoscaler sees them.
 """
 
 import asyncio
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import logging
+import math
 import statistics
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -35,7 +37,6 @@ import ray_fed.errors as errors
 from ray_fed.cluster import failures, inventory, metrics, worker_actor
 from ray_fed.cluster.joining import Job
 from ray_fed.cluster.ray_strategy import LostWorkerError, Worker
-from ray_fed.cluster.subround import KnownWorker
 from ray_fed.config import Config
 from ray_fed.executors.loops import LoopThread
 from ray_fed.plan import outcomes
@@ -45,44 +46,49 @@ from ray_fed.plan.fingerprint import (
     WorkerDescription,
     describe_difference,
 )
-from ray_fed.plan.outcomes import Progress
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.lru_cache import LruCache
 
 _logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
-"""How often an actor that Ray restarts is asked whether it is back."""
+"""Seconds between attempts to reach an actor that Ray restarts."""
 
 _LOOK_S = 1.0
-"""How often to look for nodes that go, and at what those wait for that wait."""
+"""Seconds between queries to the cluster, such as for draining nodes."""
 
 _PLACED_WITHIN_S = 30.0
-"""Within so many seconds an actor for which there is room has a process there."""
+"""Seconds for which a member of a fixed pool counts as a worker without a process."""
+
+_TELL_AFTER_S = 5.0
+"""Seconds that a caller waits for workers before the pool logs it."""
+
+_TELL_AGAIN_S = 60.0
+"""Seconds until the pool logs the wait again."""
 
 _REPORT_S = 5.0
-"""Ray drops a gauge that was not set for some twenty seconds."""
+"""Seconds between reports. Ray drops a gauge that is not set for about 20 seconds."""
 
 _LEAVE_S = 5.0
-"""How long workers may take to end what waits for their end, before they are killed."""
+"""Seconds that running tasks, and then workers, get to end before they are killed."""
 
 MAX_FAILED_STARTS = 3
-"""Starts that fail one after another before everyone who waits is refused."""
+"""Number of failed starts in a row after which all waiting callers get an error."""
 
 _START_PAUSE_S = 30.0
-"""Seconds after so many failures until a start is tried again."""
+"""Seconds before the next start after `MAX_FAILED_STARTS` failures."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How many workers a pool is to have, of which kind.
+    """How many workers a pool has, and what each asks for.
 
     Attributes:
-        least: with fewer that have a place, rounds wait.
-        most: how many there are where there is room.
-        is_fixed: whether it is a number that the user or the cluster gives, no range.
-        each: what a worker asks for, in words.
-        wait_timeout_s: seconds that rounds wait for room for `least` workers.
+        least: Number of ready workers that a round of a pool of (min, max) waits for.
+        most: Number of actors. Actors without room wait in Ray's queue.
+        is_fixed: Whether the user or the cluster sets one number, not (min, max).
+        each: What a worker asks for, in words.
+        wait_timeout_s: Seconds that a caller waits for room.
     """
 
     least: int
@@ -97,13 +103,13 @@ class Member:
     """A worker of the pool.
 
     Attributes:
-        name: for reports and errors.
-        handle: of its actor.
-        described: what it said of itself; None: it is not ready.
-        since_s: when it began to start, or was ready.
-        is_placed: whether it has a process.
-        is_busy: whether a subround has it.
-        refusal: why it must not be used; empty: it may.
+        name: Name in reports and errors.
+        handle: Ray's handle of the actor.
+        described: Description that the worker sent, or None until it is ready.
+        since_s: When the worker began to start, or was lost.
+        is_placed: Whether the worker has a process that answers.
+        is_busy: Whether a subround has the worker.
+        refusal: Why the worker must not be used, or "" if it may be.
     """
 
     name: str
@@ -116,32 +122,140 @@ class Member:
 
     @property
     def node(self) -> str:
-        """Ray's id of its node; empty where it is not ready."""
+        """Ray's id of the node, or "" until the worker is ready."""
         return "" if self.described is None else self.described.node
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be given to a subround."""
+        """Whether a subround can have the worker."""
         return self.described is not None and not self.is_busy
 
 
-_Waiter = tuple[str, "concurrent.futures.Future[None]"]
+@dataclasses.dataclass(eq=False)
+class _Waiter:
+    """A caller that waits for workers.
+
+    Attributes:
+        num_ready: Number of ready workers that the caller needs.
+        member: The only worker that the caller can use, or None for any.
+        max_team: Number of idle workers to hand over at most. With 0 the caller only
+            waits until enough workers are ready.
+        prefers: See `Pool.take`.
+        begun_s: When the wait began.
+        team: Workers that were handed over. The pool sets it under its lock.
+        answer: Done once the caller has what it waits for, or is refused.
+    """
+
+    num_ready: int = 1
+    member: Member | None = None
+    max_team: int = 0
+    prefers: bytes = b""
+    begun_s: float = dataclasses.field(default_factory=time.monotonic)
+    team: list[Member] = dataclasses.field(default_factory=list[Member])
+    answer: "concurrent.futures.Future[None]" = dataclasses.field(
+        default_factory=concurrent.futures.Future[None]
+    )
+
+    def __post_init__(self) -> None:
+        # A running future cannot be cancelled, so the pool can set it at any time.
+        self.answer.set_running_or_notify_cancel()
+
+
+@dataclasses.dataclass(frozen=True)
+class Census:
+    """The states of the workers of a pool. Refused workers do not count.
+
+    Attributes:
+        num_usable: Number of all workers.
+        num_ready: Number of workers that are ready or busy.
+        num_busy: Number of workers that subrounds have.
+        num_loading: Number of workers whose process answers and loads TensorFlow.
+        num_unplaced: Number of workers without a process that answers.
+        num_pending: Number of requests for room in Ray's queue. Other pools may have
+            made some of them.
+    """
+
+    num_usable: int
+    num_ready: int
+    num_busy: int
+    num_loading: int
+    num_unplaced: int
+    num_pending: int
+
+    @property
+    def num_roomless(self) -> int:
+        """Number of workers that wait for room."""
+        return min(self.num_pending, self.num_unplaced)
+
+    @property
+    def num_starting(self) -> int:
+        """Number of workers that have room and are not ready yet."""
+        return self.num_loading + self.num_unplaced - self.num_roomless
+
+    def count_missing(self, num_ready: int) -> int:
+        """Return how many of the workers that a caller needs are not ready."""
+        return max(0, num_ready - self.num_ready)
+
+    def count_without_room(self, num_ready: int) -> int:
+        """Return how many of the workers that a caller needs wait for room."""
+        return max(0, self.count_missing(num_ready) - self.num_starting)
+
+    def find_limit_s(
+        self, num_ready: int, wait_timeout_s: float, start_timeout_s: float
+    ) -> float:
+        """Return how long a caller may wait for workers without any progress.
+
+        Three waits have three limits. Room must come within `wait_timeout_s`. A worker
+        with room must start within `start_timeout_s`, which its watcher enforces once
+        its process answers. A busy worker has no limit here: `subrounds.timeout_s`
+        ends it.
+
+        Args:
+            num_ready: Number of ready workers that the caller needs.
+            wait_timeout_s: Limit for room.
+            start_timeout_s: Limit for a start.
+        """
+        if self.num_busy or not self.count_missing(num_ready):
+            return math.inf
+        if self.count_without_room(num_ready):
+            return wait_timeout_s
+        return math.inf if self.num_loading else max(wait_timeout_s, start_timeout_s)
+
+    def describe(self, num_ready: int, needed: str) -> str:
+        """Return what a caller waits for, in words; "" if it has all workers.
+
+        Args:
+            num_ready: Number of ready workers that the caller needs.
+            needed: The room that is missing, in words, or "".
+        """
+        expected = max(num_ready, self.num_ready + self.num_starting)
+        counted = "1 worker" if expected == 1 else f"{expected} workers"
+        ready = f"{self.num_ready} of {counted} ready"
+        if needed:
+            waiting = f"waiting for {needed}"
+            return f"{ready}, {waiting}" if self.num_ready else waiting
+        if self.num_ready >= expected:
+            return ""
+        return ready if self.num_ready else f"starting {counted}: TensorFlow"
 
 
 class Pool:
-    """Actors that Ray keeps alive, and who has which of them.
+    """The worker actors of a context, and which subround has each one.
 
     Args:
-        config: of the workers.
-        size: of the pool.
-        group: whose bundles the workers live in, where this process lives in it, too.
-        program: that the pool is of, for Ray's lists and logs.
-        job: that this process is of.
+        config: Settings of the workers.
+        size: Size of the pool.
+        group: The placement group that this process runs in, or None. With a group, the
+            workers are placed in its bundles.
+        program: Name of the program, for Ray's lists, logs and metrics.
+        job: The current job of this process.
 
     Attributes:
-        size: of the pool.
-        members: all workers.
-        stragglers: compares the subrounds of its rounds.
+        size: Size of the pool.
+        job: Job of Ray that the workers belong to.
+        members: All workers.
+        running: Answers of the tasks that run subrounds now.
+        stragglers: Compares the subrounds of one round.
     """
 
     def __init__(
@@ -154,23 +268,38 @@ class Pool:
     ) -> None:
         self.size = size
         self.job = job
+        self.running: set[concurrent.futures.Future[Any]] = set()
+        self._token = uuid.uuid4().hex[:8]
+        self._names = itertools.count()
+        self._starts = itertools.count()
         self.stragglers = Stragglers(config.stragglers.factor, config.stragglers.min_s)
         self._config = config
+        self._demand = inventory.Demand.of(config)
         self._group = group
         self._program = program
         self._driver = Versions.read()
         self._fingerprint: Fingerprint | None = None
         self._holders: LruCache[bytes, str] = LruCache(_HOLDERS)
         self._lock = threading.RLock()
-        self._waiting: collections.deque[_Waiter] = collections.deque()
+        self._waiting: list[_Waiter] = []
         self._failed_starts: list[str] = []
-        self._short_since_s: float | None = None
+        self._progress_s = time.monotonic()
+        self._told_s: float | None = None
+        self._roomless = 0
         self._looked_s = 0.0
+        self._pending = -math.inf, 0
         self._is_closed = False
         self._own_group: PlacementGroup | None = None
         if group is None and config.workers.count is not None and size.is_fixed:
-            bundles = [dict(inventory.resources_of(config))] * size.most
-            self._own_group = ray.util.placement_group(bundles, strategy="SPREAD")
+            labels = [dict(self._demand.labels)] * size.most
+            self._own_group = ray.util.placement_group(
+                [dict(self._demand.resources)] * size.most,
+                strategy="SPREAD",
+                name=f"ray_fed workers of {program} ({self._token})",
+                bundle_label_selector=cast(
+                    "Any", labels if self._demand.labels else None
+                ),
+            )
         self.members = [self._start(index) for index in range(size.most)]
         self._thread = LoopThread("ray_fed pool")
         self._watches = {
@@ -189,31 +318,33 @@ class Pool:
         if group is not None:
             strategy = PlacementGroupSchedulingStrategy(group)
         label = f"ray_fed {name} of {self._program}"
-        return worker_actor.start_worker(self._config, label, strategy)
+        # A worker that Ray no longer restarts may still hold its name.
+        unique = f"{label} ({self._token}.{next(self._starts)})"
+        return worker_actor.start_worker(self._config, label, unique, strategy)
 
-    # What follows runs on the thread of the pool.
+    # The coroutines below run on the pool's own thread.
 
     async def _watch(self, member: Member) -> None:
-        """Follow a worker for as long as the pool lives: starts, ends, starts again."""
+        """Follow each process of a worker for as long as the pool lives."""
         while not self._is_closed and self.job.is_current and not member.refusal:
             try:
                 await self._follow(member)
-            except (ray.exceptions.RayError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 (nobody reads a watcher's error)
                 if self._is_closed or not self.job.is_current:
-                    return  # Ray would start again for a call that comes after its end
+                    return  # after a shutdown, another call would start a new Ray
                 self._note_end(member, error)
                 has_failed = len(self._failed_starts) >= MAX_FAILED_STARTS
                 await asyncio.sleep(_START_PAUSE_S if has_failed else _RETRY_S)
 
     async def _follow(self, member: Member) -> None:
-        """Wait for a worker to be ready, and then for as long as it lives."""
+        """Wait until a worker is ready, and then until it ends."""
         await self.job.answer(member.handle.ping.remote())
         self._change(member, is_placed=True)
         described: WorkerDescription | None = await asyncio.wait_for(
             self.job.answer(member.handle.load.remote()),
             self._config.workers.start_timeout_s,
         )
-        if described is None:  # it is to leave
+        if described is None:  # `close` told the worker to leave
             return
         refusal = self._refuse(described)
         if refusal:
@@ -222,11 +353,14 @@ class Pool:
             return
         self._failed_starts.clear()
         self._change(member, described=described)
-        # Answers only as the worker leaves; raises where its process ends before.
+        # This call returns when the worker leaves, and raises if its process dies.
         await self.job.answer(member.handle.hold.remote())
 
     def _refuse(self, described: WorkerDescription) -> str:
-        """Return why a worker must not be used; the first one sets what others are."""
+        """Return why a worker must not be used, or "" if it may be.
+
+        The first worker sets the fingerprint that later workers must have.
+        """
         allow_mixed = self._config.workers.allow_mixed
         difference = describe_difference(described, self._driver, self._fingerprint)
         if not described.missing and (difference is None or allow_mixed):
@@ -238,7 +372,7 @@ class Pool:
         return f"on node {described.address} was refused: {why}."
 
     def _note_end(self, member: Member, error: BaseException) -> None:
-        """Take note that a worker is not, or no longer, there."""
+        """Record that a worker failed to start or ended. Restart it if Ray does not."""
         timeout_s = self._config.workers.start_timeout_s
         detail = f"`{member.name}`: {failures.describe(error)}"
         if isinstance(error, TimeoutError):
@@ -252,7 +386,7 @@ class Pool:
         )
         if is_start or is_dead:
             self._failed_starts.append(detail)
-        if is_dead:  # Ray restarts it no more
+        if is_dead:  # Ray does not restart it
             ray.kill(member.handle, no_restart=True)
             self._change(member, handle=self._new_actor(member.name))
         elif isinstance(error, TimeoutError | ray.exceptions.RayTaskError):
@@ -262,92 +396,169 @@ class Pool:
 
     def _change(self, member: Member, **fields: Any) -> None:
         with self._lock:
+            before = member.is_placed, member.described
             for name, value in fields.items():
                 setattr(member, name, value)
+            if before != (member.is_placed, member.described):
+                self._progress_s = time.monotonic()
         self._serve()
 
     async def _report(self) -> None:
-        """Set Ray's metric of ready workers; refuse those that wait in vain."""
-        gauge, reported_s = metrics.workers_ready(), 0.0
+        """Update Ray's metric of ready workers, and check the waiting callers."""
+        gauge, reported_s = metrics.workers_ready(self._program), 0.0
         while not self._is_closed and self.job.is_current:
             if time.monotonic() >= reported_s + _REPORT_S:
                 gauge.set(self.num_ready)
                 reported_s = time.monotonic()
-            await self._judge()
+            if self._waiting:
+                try:
+                    await self._judge()
+                except Exception:
+                    _logger.debug("The cluster did not say how it is.", exc_info=True)
+            else:
+                self._told_s = None
             await asyncio.sleep(_RETRY_S if self._waiting else _LOOK_S)
 
     async def _judge(self) -> None:
-        """Raise in those that wait, where they wait for what does not come."""
-        # With enough workers placed, only failed starts can keep work waiting.
-        placed = sum(member.is_placed for member in self.members)
-        if not self._waiting or placed >= self.size.least:
-            self._short_since_s = None
-            if self._waiting and len(self._failed_starts) >= MAX_FAILED_STARTS:
-                self._refuse_failed_starts()
+        """Refuse callers whose wait is over its limit, and log what others wait for."""
+        num_pending = await self._count_pending()
+        roomless = self._count(None, num_pending).num_roomless
+        if roomless < self._roomless:
+            self._progress_s = time.monotonic()
+        self._roomless = roomless
+        with self._lock:
+            waiting = [(w, self._count(w.member, num_pending)) for w in self._waiting]
+        missing = [(w, c) for w, c in waiting if c.count_missing(w.num_ready)]
+        if missing and len(self._failed_starts) >= MAX_FAILED_STARTS:
+            error = errors.RetryBudgetError(
+                f"Expected workers to start, found {len(self._failed_starts)} failures."
+                f" The last: {self._failed_starts[-1]}",
+                "fatal",
+            )
+            self._failed_starts.clear()
+            self._refuse_waiters([waiter for waiter, _ in missing], error)
             return
-        usable = sum(not member.refusal for member in self.members)
-        has_usable = usable >= self.size.least
-        if has_usable and len(self._failed_starts) >= MAX_FAILED_STARTS:
-            self._refuse_failed_starts()
-            return
-        now_s = time.monotonic()
-        since_s = self._short_since_s = self._short_since_s or now_s
-        waited_s = now_s - since_s
-        if waited_s < self.size.wait_timeout_s and has_usable:
-            return
-        self._refuse_all(errors.ResourceError(await self._describe_shortage(waited_s)))
-        self._short_since_s = None
+        now_s, wanted = time.monotonic(), self._config.workers
+        for waiter, census in missing:
+            waited_s = now_s - max(waiter.begun_s, self._progress_s)
+            limit_s = census.find_limit_s(
+                waiter.num_ready, self.size.wait_timeout_s, wanted.start_timeout_s
+            )
+            needed = 1 if waiter.member else waiter.num_ready
+            if waited_s >= limit_s or census.num_usable < needed:
+                shortage = await self._describe_shortage(waited_s, census)
+                self._refuse_waiters([waiter], errors.ResourceError(shortage))
+        await self._tell(missing, now_s)
 
-    def _refuse_failed_starts(self) -> None:
-        if self.num_ready:
+    async def _tell(self, missing: list[tuple[_Waiter, Census]], now_s: float) -> None:
+        """Log what callers wait for, after `_TELL_AFTER_S` and each `_TELL_AGAIN_S`."""
+        if not missing:
+            self._told_s = None
             return
-        message = (
-            f"Expected workers to start, found {len(self._failed_starts)} failures. The"
-            f" last: {self._failed_starts[-1]}"
+        waiter, census = missing[0]
+        waited_s = now_s - waiter.begun_s
+        pause_s = _TELL_AFTER_S - waited_s if self._told_s is None else _TELL_AGAIN_S
+        if now_s < (self._told_s or now_s) + pause_s:
+            return
+        self._told_s = now_s
+        # A start takes about ten seconds. Only a user can make room.
+        is_usual = not census.count_without_room(waiter.num_ready)
+        level = logging.WARNING
+        if is_usual and waited_s < _TELL_AGAIN_S:
+            level = logging.INFO
+        needed = await self._name_need(census.count_without_room(waiter.num_ready))
+        activity = census.describe(waiter.num_ready, needed)
+        _logger.log(level, "A call has waited for %.0f s: %s.", waited_s, activity)
+
+    def _count(self, member: Member | None, num_pending: int) -> Census:
+        """Count the workers by state. With a `member`, count only this worker."""
+        members = self.members if member is None else [member]
+        members = [each for each in members if not each.refusal]
+        ready = [each for each in members if each.described is not None]
+        unplaced = sum(not each.is_placed for each in members)
+        return Census(
+            num_usable=len(members),
+            num_ready=len(ready),
+            num_busy=sum(each.is_busy for each in members),
+            num_loading=len(members) - len(ready) - unplaced,
+            num_unplaced=unplaced,
+            num_pending=num_pending,
         )
-        self._failed_starts.clear()
-        self._refuse_all(errors.RetryBudgetError(message, "fatal"))
 
-    async def _describe_shortage(self, waited_s: float) -> str:
-        each = inventory.resources_of(self._config)
-        nodes = await inventory.look_up(inventory.read_nodes, each, self._group)
+    async def _count_pending(self) -> int:
+        """Return how many workers wait for room, by Ray's queue of requests."""
+        if self.num_ready == self.size.most:
+            return 0
+        looked_s, num_pending = self._pending
+        if time.monotonic() < looked_s + _LOOK_S:
+            return num_pending
+        if self._own_group is None:
+            about = inventory.count_pending, self._demand, self._group
+            num_pending = await inventory.look_up(*about)
+        else:  # Ray places all bundles of a group at once
+            is_placed = await inventory.look_up(inventory.is_placed, self._own_group)
+            num_pending = 0 if is_placed else self.size.most
+        self._pending = time.monotonic(), num_pending
+        return num_pending
+
+    async def _name_need(self, num_workers: int) -> str:
+        """Return the room that workers need, in words, or "" for no workers."""
+        if not num_workers:
+            return ""
+        if self._own_group is not None:  # Ray places all bundles at once
+            num_workers = self.size.most
+        about = self._demand, self._group, num_workers
+        return await inventory.look_up(inventory.describe_need, *about)
+
+    async def _describe_shortage(self, waited_s: float, census: Census) -> str:
+        about = inventory.read_nodes, self._demand, self._group
+        nodes = await inventory.look_up(*about)
         draining = sum(node.is_draining for node in nodes)
         room = sum(node.free for node in nodes if not node.is_draining)
+        starting = f", {census.num_starting} starting" if census.num_starting else ""
         refused = " ".join(m.refusal for m in self.members if m.refusal)
-        last = self._failed_starts[-1] if self._failed_starts else ""
+        refused = refused and f"; refused: {refused}"
+        is_whole = self._own_group is not None and census.num_roomless
+        expected = self.size.most if is_whole else self.size.least
+        failed = self._failed_starts[-1:]
+        last = f" The last start failed: {failed[0]}." if failed else ""
         return (
-            f"Expected at least {self.size.least} workers (`workers.count`), each with"
+            f"Expected at least {expected} workers (`workers.count`), each with"
             f" {self.size.each}, found {self.num_ready} after {waited_s:.0f} s"
-            f" (`workers.wait_timeout_s`), and {len(nodes)} nodes ({draining} draining)"
-            f" with room for {room}{refused and f'; refused: {refused}'}."
-            f"{last and f' The last start failed: {last}.'} Add nodes, lower what"
-            " `workers` asks for, or wait longer."
+            f" (`workers.wait_timeout_s`){starting}, and {len(nodes)} nodes"
+            f" ({draining} draining) with room for {room}{refused}.{last} Add nodes,"
+            " lower what `workers` asks for, or wait longer."
         )
 
-    def _refuse_all(self, error: Exception) -> None:
+    def _refuse_waiters(self, waiters: Iterable[_Waiter], error: Exception) -> None:
         with self._lock:
-            refused = [future for _, future in self._waiting]
-            self._waiting.clear()
-        for future in refused:
-            if not future.done():
-                future.set_exception(error)
+            refused = [waiter for waiter in waiters if waiter in self._waiting]
+            for waiter in refused:
+                self._waiting.remove(waiter)
+        for waiter in refused:
+            waiter.answer.set_exception(error)
 
-    # What follows may run on any thread.
+    # The methods below may run on any thread.
 
     @property
     def num_ready(self) -> int:
-        """Workers that are ready, or at work."""
+        """Number of workers that are ready or busy."""
         return sum(member.described is not None for member in self.members)
 
     @property
     def fingerprint(self) -> Fingerprint | None:
-        """What decides the bits of results on all workers; None where they differ."""
+        """Fingerprint of all workers, or None if they may differ."""
         return None if self._config.workers.allow_mixed else self._fingerprint
 
     async def count_workers(self) -> int:
-        """Leave nodes that go; return how many workers a round is to be cut for.
+        """Wait for the minimum of workers, and return the number to cut a round for.
 
-        A pool that has all its workers looks once in a while, and waits for no answer.
+        This also ends idle workers on draining nodes. A pool with all its workers looks
+        for such nodes at most once in `_LOOK_S`, and does not wait for the answer.
+
+        Raises:
+            ResourceError: There was no room for the minimum in time.
+            RetryBudgetError: Workers do not start.
         """
         self.job.check()
         is_full = self.num_ready == self.size.most
@@ -356,11 +567,14 @@ class Pool:
             leaving = self._thread.submit(self._leave_nodes())
             if not is_full:
                 await asyncio.wrap_future(leaving)
+        if not self.size.is_fixed and self.num_ready < self.size.least:
+            with self.job.watched():
+                await self._wait(_Waiter(self.size.least))
         return max(1, self.num_workers)
 
     @property
     def num_workers(self) -> int:
-        """Workers that are ready, or are about to be, as far as can be told."""
+        """Number of workers that are ready or will probably be ready soon."""
         since_s = time.monotonic() - _PLACED_WITHIN_S
         return sum(
             member.is_placed
@@ -369,7 +583,7 @@ class Pool:
         )
 
     async def _leave_nodes(self) -> None:
-        """End idle workers on nodes that drain: Ray starts them elsewhere."""
+        """End idle workers on draining nodes. Ray then starts them on other nodes."""
         draining = await inventory.look_up(inventory.read_draining)
         with self._lock:
             leaving = [
@@ -379,165 +593,194 @@ class Pool:
             ]
             for member in leaving:
                 member.described, member.is_placed = None, False
-                member.since_s = time.monotonic()
+                member.since_s = self._progress_s = time.monotonic()
         for member in leaving:
             ray.kill(member.handle, no_restart=False)
 
-    async def await_ready(self, seen: Progress | None) -> Progress:
-        """Return how far the workers are, once that is not what was seen before."""
+    async def await_change(self, told: str | None) -> str:
+        """Return what calls wait for, in words, once the text differs from `told`.
+
+        The text is "" while no call waits for a worker that has yet to start.
+
+        Args:
+            told: The text that was returned before, or None to get the present text.
+        """
         while True:
-            unplaced = self._count_unplaced()
-            needed = ""
-            if unplaced:
-                about = inventory.resources_of(self._config), self._group, unplaced
-                needed = await inventory.look_up(inventory.describe_need, *about)
-            progress = (self.num_ready, max(self.num_workers, self.size.least), needed)
-            if progress != seen:
-                return progress
+            waits_for = await self._describe_waits()
+            if waits_for != told:
+                return waits_for
             self.job.check()
             await asyncio.sleep(_RETRY_S)
 
-    def _count_unplaced(self) -> int:
-        """How many workers seem to find no room, of those that rounds wait for."""
-        since_s = time.monotonic() - _PLACED_WITHIN_S
-        waiting = sum(
-            not (member.is_placed or member.refusal) and member.since_s < since_s
-            for member in self.members
-        )
-        if self.size.is_fixed:
-            return waiting
-        placed = sum(member.is_placed for member in self.members)
-        return min(waiting, max(0, self.size.least - placed))
+    async def _describe_waits(self) -> str:
+        with self._lock:
+            waiting = list(self._waiting)
+        if not waiting:
+            return ""
+        first = max(waiting, key=lambda waiter: waiter.num_ready)
+        census = self._count(first.member, await self._count_pending())
+        missing = census.count_without_room(first.num_ready)
+        return census.describe(first.num_ready, await self._name_need(missing))
 
     async def take(self, prefers: bytes, count: int) -> list[Member]:
-        """Return idle workers, one at least; waits for it.
+        """Wait until a worker is idle, and return one or more idle workers.
 
         Args:
-            prefers: clients by reference, as `name_clients` names them: the worker that
-                ran them last comes first, where it is idle.
-            count: how many can be used together.
+            prefers: Clients by reference, as `name_clients` names them. The worker that
+                ran them last comes first, if it is idle.
+            count: Number of workers that can be used together.
 
         Raises:
-            ResourceError: the cluster has no room for the least number of workers.
-            RetryBudgetError: no worker starts.
+            ResourceError: The cluster has no room for a worker.
+            RetryBudgetError: No worker starts.
         """
-        while True:
-            team = self.take_now(prefers, count)
-            if team:
-                return team
-            await self._wait("")
+        waiter = _Waiter(max_team=count, prefers=prefers)
+        await self._wait(waiter)
+        return waiter.team
 
     def take_now(self, prefers: bytes, count: int) -> list[Member]:
-        """Return workers that are idle now; there may be none."""
-        name = self._holders.find(prefers) if prefers else None
+        """Return workers that are idle now, without waiting. The list may be empty.
+
+        Waiting callers have received theirs by then.
+        """
         with self._lock:
-            idle = [member for member in self.members if member.is_idle]
-            idle.sort(key=lambda member: member.name != name)
-            team = idle[: 1 if self._waiting else count]
-            for member in team:
-                member.is_busy = True
+            return self._pick(prefers, count)
+
+    def _pick(self, prefers: bytes, count: int) -> list[Member]:
+        name = self._holders.find(prefers) if prefers else None
+        idle = [member for member in self.members if member.is_idle]
+        idle.sort(key=lambda member: member.name != name)
+        team = idle[:count]
+        for member in team:
+            member.is_busy = True
         return team
 
     async def ready(self, member: Member) -> WorkerDescription:
-        """Return what a worker is, once it is ready.
+        """Wait until a worker is ready, and return its description.
 
         Raises:
-            ResourceError: see `take`.
-            RetryBudgetError: see `take`.
+            ResourceError: See `take`.
+            RetryBudgetError: See `take`.
         """
-        while True:
-            described = member.described
-            if described is not None:
-                return described
-            await self._wait(member.name)
+        while (described := member.described) is None:
+            await self._wait(_Waiter(member=member))
+        return described
 
-    async def _wait(self, name: str) -> None:
-        """Wait until some worker is idle, or one of a name is ready."""
-        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    async def _wait(self, waiter: _Waiter) -> None:
+        """Wait until `_serve` answers the waiter."""
         with self._lock:
-            self._waiting.append((name, future))
-        self._serve()
+            self._waiting.append(waiter)
         try:
-            await asyncio.wrap_future(future)
-        finally:
-            with self._lock, contextlib.suppress(ValueError):
-                self._waiting.remove((name, future))
+            self._serve()
+            await asyncio.wrap_future(waiter.answer)
+        except BaseException:  # a cancelled caller may have received workers already
+            with self._lock:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+            self.give_back(waiter.team)
+            raise
 
     def _serve(self) -> None:
-        """Wake those that wait for what is there now, the first who came first."""
+        """Give workers that are there to waiting callers, the earliest caller first."""
+        served: list[_Waiter] = []
         with self._lock:
-            num_idle = sum(member.is_idle for member in self.members)
-            ready = {m.name for m in self.members if m.described is not None}
-            woken: list[_Waiter] = []
-            for waiter in self._waiting:
-                name, _ = waiter
-                if name in ready or (not name and num_idle):
-                    num_idle -= not name
-                    woken.append(waiter)
-            for waiter in woken:
-                self._waiting.remove(waiter)
-        # Outside of the lock, as a future calls at once whoever waits for it.
-        for _, future in woken:
-            if not future.done():
-                future.set_result(None)
+            teams = sum(waiter.max_team > 0 for waiter in self._waiting)
+            for waiter in list(self._waiting):
+                if waiter.max_team:
+                    count = 1 if teams > 1 else waiter.max_team
+                    waiter.team = self._pick(waiter.prefers, count)
+                    is_served = bool(waiter.team)
+                    teams -= is_served
+                elif waiter.member is not None:
+                    is_served = waiter.member.described is not None
+                else:
+                    is_served = self.num_ready >= waiter.num_ready
+                if is_served:
+                    self._waiting.remove(waiter)
+                    served.append(waiter)
+        # Outside the lock: setting a result calls the future's callbacks at once.
+        for waiter in served:
+            waiter.answer.set_result(None)
 
     def give_back(
         self, team: Iterable[Member], lost: Iterable[outcomes.Attempt] = ()
     ) -> None:
-        """Take note that workers have done their work.
+        """Make workers idle after their work.
 
         Args:
-            team: the workers.
-            lost: attempts at the work that came to nothing.
+            team: The workers.
+            lost: Failed attempts at the work. Their workers count as lost.
         """
         with self._lock:
             for attempt in lost:
                 self.lose(attempt.worker, attempt.worker_pid)
             for member in team:
                 member.is_busy = False
+            self._progress_s = time.monotonic()
         self._serve()
 
     def lose(self, name: str, pid: int) -> None:
-        """Take note that the process of a worker seems gone; Ray starts another one."""
+        """Record that a worker's process seems dead, and check whether it is.
+
+        Args:
+            name: Name of the worker.
+            pid: Id of the process. A later process of the worker is not affected.
+        """
         with self._lock:
             for member in self.members:
                 described = member.described
                 if member.name == name and described and described.pid == pid:
                     member.described, member.is_placed = None, False
-                    member.since_s = time.monotonic()
-                    with contextlib.suppress(errors.ContextStateError):  # closed
+                    member.since_s = self._progress_s = time.monotonic()
+                    with contextlib.suppress(errors.ContextStateError):  # pool closed
                         self._thread.submit(self._see_again(member, pid))
 
     async def _see_again(self, member: Member, pid: int) -> None:
-        """Take a worker back whose process lives: what called it lost may have died."""
+        """Make a worker ready again if its process lives after all.
+
+        The process that called it lost may have died itself.
+        """
         with contextlib.suppress(ray.exceptions.RayError):
             described = await self.job.answer(member.handle.describe.remote())
             if described is not None and described.pid == pid:
                 self._change(member, described=described, is_placed=True)
 
     def note_holder(self, clients: bytes, worker: str) -> None:
-        """Note which worker ran clients by reference last."""
+        """Record which worker ran clients last.
+
+        Args:
+            clients: Digest of the clients, from `name_clients`. Nothing is recorded for
+                b"".
+            worker: Name of the worker.
+        """
         if clients:
             self._holders.put(clients, worker)
 
     def in_order(
         self, team: Sequence[Member]
-    ) -> tuple[list[Any], tuple[KnownWorker, ...]]:
-        """Return the handles for a subround, and what is known of each.
+    ) -> tuple[list[Any], tuple[tuple[str, WorkerDescription | None], ...]]:
+        """Return the handles for a subround, and the name and description of each.
+
+        Handles of other workers follow, as replacements. Ready workers, workers on
+        other nodes and idle workers come first among them.
 
         Args:
-            team: its own workers, which come first.
+            team: The subround's own workers, which come first.
         """
         with self._lock:
             others = [m for m in self.members if m not in team and not m.refusal]
-            nodes = {member.node for member in team}  # which may go as a whole
+            nodes = {member.node for member in team}  # a lost node loses them all
             others.sort(key=lambda m: (m.described is None, m.node in nodes, m.is_busy))
             ordered = [*team, *others][: max(len(team), _HANDLES)]
-            known = tuple(KnownWorker(m.name, m.described) for m in ordered)
+            known = tuple((m.name, m.described) for m in ordered)
             return [member.handle for member in ordered], known
 
+    def new_name(self) -> str:
+        """Return a unique name for a subround."""
+        return f"{self._token}-{next(self._names)}"
+
     def end(self, name: str) -> None:
-        """End what workers still do of a subround, for good."""
+        """End all attempts at a subround on all workers, also attempts yet to come."""
         if not self.job.is_current:
             return
         for member in self.members:
@@ -545,7 +788,11 @@ class Pool:
                 member.handle.end_before.remote(name, _FOR_GOOD)
 
     def forget_clients(self, tokens: list[str]) -> None:
-        """Have workers drop what they keep of clients whose sources are gone."""
+        """Tell workers to drop the cached data of clients whose sources are gone.
+
+        Args:
+            tokens: Tokens of the sources.
+        """
         for member in self.members:
             member.handle.forget_clients.remote(tokens)
 
@@ -553,21 +800,22 @@ class Pool:
         """End all workers.
 
         Args:
-            ray_ends: whether Ray ends right after, with all processes that it has. A
-                worker that is killed before under work is one of which Ray still says
-                that it was lost, and how often the work will be tried again.
+            ray_ends: Whether the caller shuts Ray down next. Workers are then not
+                killed here, because Ray would log each worker that is killed while it
+                works, with the number of remaining retries.
         """
         self._is_closed = True
-        self._refuse_all(
-            errors.RetryBudgetError("The subround was cancelled.", "fatal")
-        )
+        cancelled = errors.RetryBudgetError("The subround was cancelled.", "fatal")
+        self._refuse_waiters(list(self._waiting), cancelled)
         if self.job.is_current:
+            # Cancelled work gets time to end before its worker is killed.
+            concurrent.futures.wait(list(self.running), timeout=_LEAVE_S)
             ending: list[concurrent.futures.Future[Any]] = []
             for member in self.members:
                 if member.described is None and not member.is_placed:
                     continue
                 left = member.handle.leave.remote().future()
-                if member.described is not None:  # another may still start
+                if member.described is not None:  # a starting worker may take long
                     ending += [self._watches[member.name], left]
             concurrent.futures.wait(ending, timeout=_LEAVE_S)
             if not ray_ends:
@@ -575,30 +823,31 @@ class Pool:
                     ray.kill(member.handle, no_restart=True)
                 if self._own_group is not None:
                     ray.util.remove_placement_group(self._own_group)
-            metrics.workers_ready().set(0)
+            metrics.workers_ready(self._program).set(0)
         self._thread.close()
 
 
 _HOLDERS = 1024
-"""Runs of clients of which the worker that ran them last is remembered."""
+"""Number of groups of clients for which the pool remembers the last worker."""
 
 _HANDLES = 4
-"""Handles that travel with a subround: enough to find one that answers."""
+"""Number of handles that travel with a subround of fewer workers. The others are
+replacements."""
 
 _FOR_GOOD = 10**9
-"""A turn that no attempt reaches."""
+"""A turn number that is larger than the number of any attempt."""
 
 
 class HeldWorker:
-    """A worker of the pool, held for as long as that lives; see `WorkerSource`.
+    """A `WorkerSource` that gives the same worker of a pool for as long as it lives.
 
-    What is run again after a loss has the budgets of a subround; what ended well starts
-    the next with whole ones.
+    Work that is repeated after a loss has the budgets of a subround. Once the work
+    succeeds, the next work starts with full budgets.
 
     Args:
-        pool: not owned.
-        member: of it.
-        budgets: failures of each class.
+        pool: The pool. It is not owned.
+        member: The worker of the pool.
+        budgets: Number of failures of each class that one piece of work may have.
     """
 
     def __init__(self, pool: Pool, member: Member, budgets: Mapping[str, int]) -> None:
@@ -607,11 +856,13 @@ class HeldWorker:
         self._turn = 0
 
     async def lease(self, loss: LostWorkerError | None) -> Worker:
-        """Return the worker, after a loss once Ray has restarted it."""
+        """Return the worker. After a loss, wait until Ray has restarted it."""
         pool, member = self._pool, self._member
         while True:
             if loss is not None:
-                self._count(loss)
+                lost = cast("WorkerDescription", loss.worker.described)
+                pool.lose(member.name, lost.pid)
+                loss.count(self._lost, self._budgets, loss.worker.leased_s)
             with pool.job.watched():
                 described = await pool.ready(member)
             self._turn += 1
@@ -621,35 +872,20 @@ class HeldWorker:
                 await worker.call("begin")
             except LostWorkerError as error:
                 loss = error
-            except worker_actor.NotLoadedError:
-                pool.lose(member.name, described.pid)
             else:
                 return worker
 
-    def _count(self, loss: LostWorkerError) -> None:
-        worker, failure = loss.worker, loss.find_cause()
-        self._lost.append(
-            outcomes.Attempt.on(
-                worker.name,
-                worker.described,
-                attempt=len(self._lost) + 1,
-                ended=failure.failure_class,
-                detail=failure.detail,
-            )
-        )
-        self._pool.lose(worker.name, self._lost[-1].worker_pid)
-        failures.check_budgets(self._lost, self._budgets, failure)
-
     async def settle(self) -> None:
-        """Give the next work whole budgets."""
+        """Reset the budgets for the next work."""
         self._lost.clear()
 
 
 def name_clients(argument: Any) -> bytes:
-    """Return what names the clients by reference in an argument; empty without any.
+    """Return a digest of the clients that an argument refers to, or b"" without any.
 
     Args:
-        argument: plain, structures as tuples.
+        argument: A plain value with structures as tuples. Only a `ClientRun` in it
+            refers to clients.
     """
     digest, is_empty = hashlib.sha256(), True
     for run in _runs(argument):
@@ -675,15 +911,15 @@ class _Siblings:
 
 
 class Stragglers:
-    """Compares subrounds that run with those of their siblings that are done.
+    """Finds stragglers: subrounds that run far longer than their siblings did.
 
-    A subround straggles when it has run for `factor` times the median of its siblings'
-    durations, and for `min_s` at least; nothing is said before half of those that were
-    begun are done. All times are seconds of one clock, which only goes forward.
+    A subround is a straggler once it has run for `factor` times the median duration of
+    its finished siblings, and at least for `min_s`. There are no stragglers while more
+    siblings run than are finished. All times are seconds of one monotonic clock.
 
     Args:
-        factor: > 1.
-        min_s: >= 0.
+        factor: Factor on the median duration, > 1.
+        min_s: Shortest run of a straggler in seconds, >= 0.
     """
 
     def __init__(self, factor: float, min_s: float) -> None:
@@ -692,26 +928,26 @@ class Stragglers:
         self._groups: dict[str, _Siblings] = {}
 
     def begin(self, siblings: str, subround: str, now_s: float) -> None:
-        """Note that a subround was given a worker.
+        """Record that a subround started on a worker.
 
         Args:
-            siblings: names those to compare with.
-            subround: its name.
-            now_s: of the clock.
+            siblings: Key that all subrounds of one stage of a call share.
+            subround: Name of the subround.
+            now_s: Present time.
         """
         self._groups.setdefault(siblings, _Siblings()).begun_s[subround] = now_s
 
     def end(self, siblings: str, subround: str, now_s: float) -> None:
-        """Note that one came to its end; what is known goes with the last that runs."""
+        """Record that a subround ended. The last one that runs removes its siblings."""
         group = self._groups[siblings]
         group.seconds.append(now_s - group.begun_s.pop(subround))
         if not group.begun_s:
             del self._groups[siblings]
 
     def due_s(self, siblings: str, subround: str) -> float | None:
-        """Return when a subround that runs is to be called a straggler.
+        """Return the time at which a running subround becomes a straggler.
 
-        None: not as things stand.
+        The result is None while more siblings run than are finished.
         """
         group = self._groups[siblings]
         if len(group.seconds) < max(1, len(group.begun_s)):
@@ -727,20 +963,23 @@ def decide_size(
     may_grow: bool,
     occupied: Mapping[str, float] | None = None,
 ) -> Size:
-    """Return how many workers to keep.
+    """Return the size of a pool.
 
     Args:
-        config: of the pool.
-        nodes: what each has in all; or each bundle of a placement group, beside what
-            this process holds.
-        may_grow: whether nodes may come, so that a range can wait for its least.
-        occupied: by this process, in the placement group; None: workers live in none.
+        config: Settings of the pool.
+        nodes: All resources of each node that the labels of a worker allow. In a
+            placement group, the resources of each bundle without those that this
+            process holds.
+        may_grow: Whether nodes may join the cluster. A pool of (min, max) can then wait
+            for its minimum.
+        occupied: Resources that this process holds in the placement group, or None if
+            workers are not placed in one.
 
     Raises:
-        ResourceError: the nodes can never hold them.
+        ResourceError: The nodes can never hold the workers.
     """
-    each = inventory.resources_of(config)
-    fitting = sum(inventory.count_fitting(node, each) for node in nodes)
+    each = inventory.Demand.of(config)
+    fitting = sum(map(each.count_fitting, nodes))
     match config.workers.count:
         case None:
             least, most, is_fixed = 1, max(1, fitting), True
@@ -755,12 +994,11 @@ def decide_size(
                 _describe_bundles(each, occupied, needed, fitting)
             )
         raise errors.ResourceError(_describe_shortage(each, nodes, needed, fitting))
-    words = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
-    return Size(least, most, is_fixed, words, config.workers.wait_timeout_s)
+    return Size(least, most, is_fixed, str(each), config.workers.wait_timeout_s)
 
 
 def _describe_shortage(
-    each: Mapping[str, float],
+    each: inventory.Demand,
     nodes: Sequence[Mapping[str, float]],
     needed: int,
     fitting: int,
@@ -769,32 +1007,36 @@ def _describe_shortage(
         "lower `workers.count` or what each worker asks for, or add nodes. With"
         " workers=(min, max) the pool follows the cluster."
     )
-    for name, amount in each.items():
+    where = each.on_nodes() or " in the cluster"
+    for name, amount in each.resources.items():
         total = sum(node.get(name, 0.0) for node in nodes)
         if amount * needed > total + 1e-9:
+            wanted = inventory.describe_amount(name, amount * needed)
+            found = inventory.describe_amount(name, total) if total else "none"
             return (
-                f"Expected {amount * needed:g} {name} for {needed} `workers`, found"
-                f" {total:g} in the cluster: {advice}"
+                f"Expected {wanted} for {needed} `workers`, found {found}{where}:"
+                f" {advice}"
             )
     return (
         f"Expected room for {needed} `workers`, each on one node, found room for"
-        f" {fitting} on {len(nodes)} nodes: {advice}"
+        f" {fitting} on {len(nodes)} nodes{each.on_nodes()}: {advice}"
     )
 
 
 def _describe_bundles(
-    each: Mapping[str, float], first: Mapping[str, float], needed: int, fitting: int
+    each: inventory.Demand, first: Mapping[str, float], needed: int, fitting: int
 ) -> str:
     return (
         f"Expected room for {needed} `workers` in the bundles of the placement group"
-        f" that this process runs in, found room for {fitting} beside the process"
-        f" itself: ask for {needed + 1} bundles, the first for the process, as in"
-        f" tune.PlacementGroupFactory([{_show(first)}] + [{_show(each)}] * {needed})."
+        f" that this process runs in{each.on_nodes()}, found room for {fitting} beside"
+        f" the process itself: ask for {needed + 1} bundles, the first for the process,"
+        f" as in tune.PlacementGroupFactory([{_show(first)}] +"
+        f" [{_show(each.resources)}] * {needed})."
         ' Without bundles for workers, call ray_fed.init(config=Config(backend="local",'
         " workers=1)), whose workers are threads of the process."
     )
 
 
 def _show(resources: Mapping[str, float]) -> str:
-    pairs = (f'"{name}": {amount:g}' for name, amount in resources.items())
+    pairs = (f'"{name}": {amount:.15g}' for name, amount in resources.items())
     return f"{{{', '.join(pairs)}}}"

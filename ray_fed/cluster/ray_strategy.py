@@ -1,42 +1,49 @@
-"""The documented strategy and executor over workers: values stay on them.
+"""A federating strategy and an executor whose values stay on workers of Ray.
 
-    RayFederatingStrategy   clients, cut into chunks by index: one call a chunk and verb
-    RemoteExecutor          the four verbs over one worker: only names come back
-    WorkerConnection        the worker of now, and the next one after a loss
+    RayFederatingStrategy   cuts clients into chunks by index, and makes one call of a
+                            worker for each chunk and operation
+    RemoteExecutor          runs an executor's four methods on one worker, which returns
+                            no values
+    WorkerConnection        holds the present worker, and after a loss the next one. It
+                            is the only loop that repeats work.
 
-What is equal for all clients is put once, and embedded on each worker once. A partial
-comes back for each leaf and is merged by the unplaced executor; where that is the same
-worker, it never leaves it.
+A large value that all clients share is put into the object store once, and embedded on
+each worker once. Each leaf gives one partial, which the unplaced executor merges. If
+that executor uses the same worker, the partial stays there.
 
-A value knows how it was made: from a plain value, or by a call on other values. So it
-is made again on another worker where its own is lost and the source of workers has one
-to give. Inside of a subround it has none: Ray repeats the subround.
+A value knows how it was made: from a plain value, or by a call on other values. If its
+worker is lost, the source of workers gives another one, and the value is made again
+there. The source counts losses. It raises an error once a budget of `config.retry` is
+spent.
 """
 
 import asyncio
 import collections
 import contextlib
-import dataclasses
 import itertools
-from collections.abc import Callable, Coroutine, Generator, Sequence
+import time
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import federated_language as fl
+import ray
 import ray.exceptions
 from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.values.plain_values as plain_values
 from ray_fed.cluster import failures, object_store
+from ray_fed.cluster.failures import Failure
 from ray_fed.cluster.joining import Job
-from ray_fed.executors.loops import gather_by_index
+from ray_fed.cluster.worker_actor import NotLoadedError
+from ray_fed.executors.fan_out import gather_by_index
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.fingerprint import WorkerDescription
-from ray_fed.plan.outcomes import Evaluated
+from ray_fed.plan.outcomes import Attempt, Evaluated
 from ray_fed.plan.plans import KeySelection
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
@@ -47,15 +54,23 @@ from ray_fed.worker.stacks import merge_values
 _T = TypeVar("_T")
 
 _DROPPED_TOGETHER = 64
-"""Values that nobody refers to any more are dropped so many at once."""
+"""Number of unused values that one call drops on a worker."""
+
+
+_ANSWER_S = 10.0
+"""Seconds that a worker may take to say what it runs. A stopped process never does."""
+
+_LATE_S = 1.0
+"""Seconds that a call may take on its way to a worker."""
 
 
 class LostWorkerError(errors.ClusterError):
-    """A worker is gone, and what it did.
+    """The worker died, hung, ran out of memory, or was restarted during work.
 
     Attributes:
-        worker: that is gone.
-        error: what Ray said.
+        worker: The worker.
+        error: The error of Ray or the worker. It is a `TimeoutError` if the worker
+            hung, and a `NotLoadedError` if Ray has started another process.
     """
 
     def __init__(self, worker: "Worker", error: BaseException) -> None:
@@ -63,25 +78,63 @@ class LostWorkerError(errors.ClusterError):
         self.worker = worker
         self.error = error
 
-    def find_cause(self) -> failures.Failure:
-        """Return why, as far as the cluster knows, which is asked."""
-        failure = failures.find_cause(self.error, self.worker.described)
-        detail = f"`{self.worker.name}` on node {self.worker.node}: {failure.detail}"
-        return dataclasses.replace(failure, detail=detail)
+    def count(
+        self, lost: list[Attempt], budgets: Mapping[str, int], begun_s: float
+    ) -> None:
+        """Append the lost attempt to `lost`. A new process does not count as a loss.
+
+        Args:
+            lost: Earlier lost attempts at the same work.
+            budgets: Number of failures of each class that the work may have.
+            begun_s: When the work asked for its first worker.
+
+        Raises:
+            DeadlineError: The work hung too often.
+            RetryBudgetError: The work failed too often in another way.
+        """
+        if isinstance(self.error, NotLoadedError):
+            return
+        worker, failure = self.worker, self._find_cause()
+        lost.append(
+            Attempt.on(
+                worker.name,
+                worker.described,
+                attempt=len(lost) + 1,
+                started_s=worker.leased_s - begun_s,
+                seconds=time.monotonic() - worker.leased_s,
+                ended=failure.failure_class,
+                detail=failure.detail,
+            )
+        )
+        failures.check_budgets(lost, budgets, failure)
+
+    def _find_cause(self) -> Failure:
+        """Return why the worker was lost. This may ask the cluster."""
+        name, error = f"`{self.worker.name}`", self.error
+        if isinstance(error, TimeoutError):
+            return Failure(
+                "hang",
+                f"{name} had not finished within the time of its subround"
+                " (`subrounds.timeout_s`), and was ended.",
+            )
+        name = f"{name} on node {self.worker.node}"
+        if isinstance(error, errors.WorkerMemoryError):
+            about = error.location.client_index, error.cause_text
+            return Failure("memory", f"{name}: {error.message}", *about)
+        failure = failures.find_cause(error, self.worker.described)
+        return Failure(failure.failure_class, f"{name}: {failure.detail}")
 
 
 class Worker:
-    """One process that serves a connection, until it is lost.
+    """A worker process that a connection uses until the process is lost.
 
     Args:
-        handle: of the actor.
-        scope: names the values of this use on the actor; unique.
-        name: of the worker.
-        described: what it said of itself.
-        job: that the handle is of, in a process that may leave it; None: in a task.
-
-    Attributes:
-        found_no_memory: whether work of this use did not find the memory that it needs.
+        handle: Ray's handle of the actor.
+        scope: Unique name under which the actor keeps the values of this use.
+        name: Name of the worker in reports and errors.
+        described: Description that the worker sent, or None.
+        job: Job of Ray that the handle belongs to. Pass None in a task, whose process
+            cannot leave its job.
     """
 
     def __init__(
@@ -97,20 +150,20 @@ class Worker:
         self.scope = scope
         self.name = name
         self.described = described
-        self.found_no_memory = False
+        self.leased_s = time.monotonic()
 
     @property
     def node(self) -> str:
-        """The address of its machine."""
+        """Address of the worker's machine, or "unknown"."""
         return "unknown" if self.described is None else self.described.address
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the actor, in this scope, and return its result.
+        """Call a method of the actor in this scope, and return its result.
 
         Raises:
-            LostWorkerError: the worker is gone.
-            ContextStateError: this process has left the Ray that it is on.
-            Exception: what the method raised.
+            LostWorkerError: The worker died, ran out of memory, or was restarted.
+            ContextStateError: This process has left the worker's Ray.
+            Exception: The method raised it.
         """
         with self.reached():
             return await self._answer(
@@ -118,10 +171,10 @@ class Worker:
             )
 
     def drop(self, keys: list[int]) -> None:
-        """Drop values of this scope, some time later.
+        """Tell the worker to drop values of this scope, without waiting for it.
 
         Raises:
-            ContextStateError: this process has left the Ray that it is on.
+            ContextStateError: This process has left the worker's Ray.
         """
         if self._job is not None:
             self._job.check()
@@ -132,7 +185,7 @@ class Worker:
 
     @contextlib.contextmanager
     def reached(self) -> Generator[None]:
-        """Raise what an answer, or what the worker holds, raised inside: see `call`."""
+        """Translate Ray's errors of the `with` block to the errors of `call`."""
         try:
             with contextlib.nullcontext() if self._job is None else self._job.watched():
                 yield
@@ -140,19 +193,20 @@ class Worker:
             # The argument of a call may have been lost, not the worker.
             is_task = isinstance(error, ray.exceptions.RayTaskError)
             cause = failures.unwrap(error) if is_task else error
-            if failures.is_loss(cause):
-                raise LostWorkerError(self, cause) from error
-            self.found_no_memory = isinstance(cause, errors.WorkerMemoryError)
-            raise cause from None
+            if isinstance(cause, errors.WorkerMemoryError):
+                # The worker's own values may fill the memory, so end its process.
+                ray.kill(self.handle, no_restart=False)
+            elif not failures.is_loss(cause) and not isinstance(cause, NotLoadedError):
+                raise cause from None
+            raise LostWorkerError(self, cause) from error
 
     async def evaluate(self, work: "WorkerWork", num_stored: int = 0) -> Evaluated:
-        """Evaluate all of a plan in one call; values are encoded.
-
-        The call ends between clients where nobody waits for it.
+        """Evaluate a whole plan in one call, and return its outcome.
 
         Args:
-            work: the plan.
-            num_stored: how many values are left in the object store, `Stored`; 0: none.
+            work: The packed plan.
+            num_stored: Number of values of the result that stay in the object store, as
+                `Stored`. With 0, the worker returns all values, which stay encoded.
         """
         if num_stored:
             evaluate = self.handle.evaluate.options(num_returns=1 + num_stored)
@@ -166,69 +220,114 @@ class Worker:
                     raise
         else:
             answer = await self.call("evaluate", *work.for_worker())
-        evaluated, noted, self.described = object_store.unpack_result(answer)
+        evaluated, noted, described = object_store.unpack_result(answer)
+        if self.described and self.described.fingerprint != described.fingerprint:
+            another = NotLoadedError("Expected the process that was known.")
+            raise LostWorkerError(self, another)  # Ray restarted it on another machine
+        self.described = described
         diagnostics.note(noted)
         return evaluated
 
+    async def in_time(
+        self, work: Coroutine[Any, Any, _T], timeout_s: float | None
+    ) -> _T:
+        """Return the result of work. If it runs too long, end the worker.
+
+        Args:
+            work: A coroutine that calls the worker.
+            timeout_s: Time limit in seconds. Time in which the work waits for other
+                work does not count.
+
+        Raises:
+            LostWorkerError: The work took too long, so the worker was ended.
+            Exception: The work raised it.
+        """
+        if timeout_s is None:
+            return await work
+        running, left_s = asyncio.ensure_future(work), timeout_s
+        try:
+            while not (await asyncio.wait({running}, timeout=left_s))[0]:
+                left_s = timeout_s - await self._running_s(timeout_s)
+                if left_s <= 0:
+                    ray.kill(self.handle, no_restart=False)
+                    raise LostWorkerError(self, TimeoutError())
+            return running.result()
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running})
+
+    async def _running_s(self, timeout_s: float) -> float:
+        """Return for how long the worker has run work of this scope.
+
+        If the worker does not answer, the result is `timeout_s`.
+        """
+        try:
+            asked = self._answer(self.handle.running_s.remote())
+            scope, seconds = await asyncio.wait_for(asked, _ANSWER_S)
+        except TimeoutError:
+            return timeout_s
+        except ray.exceptions.RayError:
+            return 0.0  # the worker died, and the call of the work raises an error
+        return seconds + _LATE_S if scope == self.scope else 0.0
+
 
 class WorkerSource(Protocol):
-    """Where a connection has its workers from."""
+    """Gives a connection its workers."""
 
     async def lease(self, loss: LostWorkerError | None) -> Worker:
         """Return a worker whose scope is open and empty.
 
         Args:
-            loss: of the worker before; None for the first.
+            loss: Loss of the worker before, or None for the first worker.
 
         Raises:
-            ClusterError: there is none, or no more.
+            ClusterError: There is no worker, or a budget for losses is spent.
         """
         ...
 
     async def settle(self) -> None:
-        """Take note that work which lost a worker has ended well on another."""
+        """Record that work which lost a worker has succeeded on another."""
         ...
 
 
 class WorkerConnection:
-    """Runs work on one worker, and names the values that are made there.
+    """Runs work on one worker at a time, and assigns keys to the values there.
 
     Args:
-        source: of the worker, and of the next one; not owned. Or the only worker.
+        source: Gives the worker, and after a loss the next one. It is not owned.
+        timeout_s: Seconds that a worker may run one piece of work, or None for no
+            limit.
     """
 
-    def __init__(self, source: WorkerSource | Worker) -> None:
+    def __init__(self, source: WorkerSource, timeout_s: float | None = None) -> None:
         self._source = source
+        self._timeout_s = timeout_s
         self._leased: asyncio.Task[Worker] | None = None
         self._keys = itertools.count()
         self._dropped: collections.deque[int] = collections.deque()
 
     def new_key(self) -> int:
-        """Return a name for a value that no worker of this connection has yet."""
+        """Return a key that no value of this connection has."""
         return next(self._keys)
 
     def drop(self, key: int) -> None:
-        """Let a value go, some time after all work that was begun before."""
+        """Drop a value on the worker, at a later call of `run`."""
         self._dropped.append(key)
 
-    def run(
-        self, work: Callable[[Worker], Coroutine[Any, Any, _T]]
-    ) -> Coroutine[Any, Any, _T]:
-        """Run work on the worker; again, on the next one, if that one is lost.
+    def close(self) -> None:
+        """Stop waiting for a worker."""
+        if self._leased is not None:
+            self._leased.cancel()
+
+    async def run(self, work: Callable[[Worker], Coroutine[Any, Any, _T]]) -> _T:
+        """Run work on the worker. After a loss, run it again on the next worker.
 
         Raises:
-            ClusterError: the source had no other worker to give.
-            Exception: what the work raised.
+            ClusterError: The source has no other worker, or a budget is spent.
+            Exception: The work raised it.
         """
         source = self._source
-        if not isinstance(source, Worker):
-            return self._run_leased(source, work)
-        self._send_dropped(source)
-        return work(source)
-
-    async def _run_leased(
-        self, source: WorkerSource, work: Callable[[Worker], Coroutine[Any, Any, _T]]
-    ) -> _T:
         if self._leased is None or has_failed(self._leased):
             self._leased = _lease(source, None)
         leased, is_first = self._leased, True
@@ -236,9 +335,10 @@ class WorkerConnection:
             worker = await asyncio.shield(leased)
             try:
                 self._send_dropped(worker)
-                result = await work(worker)
+                result = await worker.in_time(work(worker), self._timeout_s)
             except LostWorkerError as loss:
-                if self._leased is leased:  # all work that lost it shares the next one
+                # Other work may have lost the same worker and leased the next one.
+                if self._leased is leased:
                     self._leased = _lease(source, loss)
                 leased, is_first = self._leased, False
             else:
@@ -259,7 +359,7 @@ def _lease(source: WorkerSource, loss: LostWorkerError | None) -> asyncio.Task[W
 
 
 def has_failed(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task ended without a result, so that it may be tried again."""
+    """Return whether a task was cancelled or raised an error."""
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
@@ -267,32 +367,32 @@ flf = fl.framework
 _NAME = "RemoteExecutor"
 
 _SHARED_VALUES = 256
-"""Functions and stored values that one executor keeps embedded."""
+"""Number of functions and stored values that one executor keeps embedded."""
 
 Make: TypeAlias = Callable[[Worker, int], Coroutine[Any, Any, Any]]
-"""Makes a value on a worker, under a key; needs what it is made of there first."""
+"""Makes a value on a worker under a key. It first makes the values that it needs."""
 
 
 class WorkerWork(Protocol):
-    """A plan, packed for workers: `subround.Work`."""
+    """A plan that is packed for workers. `subround.Work` is its implementation."""
 
     def for_worker(self) -> list[Any]:
-        """Return what `LeafWorker.evaluate` takes for it."""
+        """Return the arguments of `LeafWorker.evaluate`, after the scope."""
         ...
 
     def deal(self, num_workers: int) -> "tuple[Sequence[WorkerWork], int]":
-        """Return its parts for several workers; see `subround.Work.deal`."""
+        """Divide the plan among several workers, see `subround.Work.deal`."""
         ...
 
 
 class RemoteValue(flf.ExecutorValue):
-    """A value on the worker of a connection, made when it is first needed there.
+    """A value on the worker of a connection. It is made when a worker first needs it.
 
     Args:
-        connection: whose worker it is on.
-        key: of the value there.
-        type_signature: of the value.
-        make: how to make it; the same each time.
+        connection: Connection whose worker has the value.
+        key: Key of the value on the worker.
+        type_signature: Type of the value.
+        make: Makes the value, and gives the same value each time.
     """
 
     def __init__(
@@ -322,25 +422,25 @@ class RemoteValue(flf.ExecutorValue):
         return self._type_signature
 
     async def on(self, worker: Worker) -> int:
-        """Return the key, once the value is on a worker of the connection."""
+        """Make the value on a worker of the connection if needed. Return its key."""
         if (
             self._made is None
             or self._made[0] is not worker
             or has_failed(self._made[1])
         ):
             making = asyncio.ensure_future(self._make(worker, self.key))
-            making.add_done_callback(has_failed)  # or asyncio prints what nobody reads
+            making.add_done_callback(has_failed)  # asyncio prints errors left unread
             self._made = worker, making
         await asyncio.shield(self._made[1])
         return self.key
 
     async def ready(self) -> Self:
-        """Return the value, once it is on the worker of now."""
+        """Make the value on the present worker if needed. Return this object."""
         await self.connection.run(self.on)
         return self
 
     async def fetch(self, method: str) -> Any:
-        """Return what a method of the worker says of the value."""
+        """Return the result of a worker's method that takes this value's key."""
 
         async def call(worker: Worker) -> Any:
             return await worker.call(method, await self.on(worker))
@@ -349,7 +449,7 @@ class RemoteValue(flf.ExecutorValue):
 
     @override
     async def compute(self) -> Any:
-        """Return the value as any executor does: structures with their names."""
+        """Return the value as any executor does. Structures have their names."""
         return plain_values.to_structs(
             await self.fetch("compute"), self._type_signature
         )
@@ -360,10 +460,10 @@ def _encoded(value: Any) -> Any:
 
 
 class RemoteExecutor(flf.Executor):
-    """Delegates every verb to the leaf stack of one worker.
+    """Runs every method of an executor on the leaf stack of one worker.
 
     Args:
-        connection: to the worker; not owned.
+        connection: Connection to the worker. It is not owned.
     """
 
     def __init__(self, connection: WorkerConnection) -> None:
@@ -375,20 +475,20 @@ class RemoteExecutor(flf.Executor):
         self._shared.clear()
 
     def holds(self, value: flf.ExecutorValue) -> bool:
-        """Return whether a value lives where this executor's do."""
+        """Return whether a value uses the same connection as this executor."""
         return isinstance(value, RemoteValue) and value.connection is self._connection
 
     def derive(self, type_spec: fl.Type, make: Make) -> RemoteValue:
-        """Return a value that is made when it is first needed."""
+        """Return a new value of a type, which `make` makes when it is needed."""
         key = self._connection.new_key()
         return RemoteValue(self._connection, key, type_spec, make)
 
     def embed(self, value: Any, type_spec: fl.Type) -> RemoteValue:
-        """Return a plain value, embedded when needed."""
-        serialised = blocks.serialise_type(type_spec)
+        """Return a plain value that is embedded on the worker when it is needed."""
+        serialized = blocks.serialize_type(type_spec)
 
         async def make(worker: Worker, key: int) -> None:
-            await worker.call("embed", key, value, serialised)
+            await worker.call("embed", key, value, serialized)
 
         return self.derive(type_spec, make)
 
@@ -399,7 +499,7 @@ class RemoteExecutor(flf.Executor):
             return self._own(value)
         block = blocks.to_block(value)
         if block is not None:
-            value = Function(blocks.serialise(block))
+            value = Function(blocks.serialize(block))
         if isinstance(value, Function | KeySelection):
             return await self._embed_function(value)
         if type_spec is None:
@@ -416,15 +516,15 @@ class RemoteExecutor(flf.Executor):
     def _embed_stored(
         self, value: Stored | StoredComponents, type_spec: fl.Type
     ) -> RemoteValue:
-        # References at the top level of a call: Ray brings them to the worker itself.
-        serialised = blocks.serialise_type(type_spec)
+        # Ray resolves references only at the top level of a call's arguments.
+        serialized = blocks.serialize_type(type_spec)
         method, parts = "embed_stored", (value,)
         if isinstance(value, StoredComponents):
             method, parts = "embed_parts", value.components
         encoded = list(map(_encoded, parts))
 
         async def make(worker: Worker, key: int) -> None:
-            await worker.call(method, key, serialised, *encoded)
+            await worker.call(method, key, serialized, *encoded)
 
         return self.derive(type_spec, make)
 
@@ -447,11 +547,11 @@ class RemoteExecutor(flf.Executor):
         return await self._share(name, derive)
 
     async def _share(self, name: Any, build: Callable[[], RemoteValue]) -> RemoteValue:
-        """Return the value that is shared under a name; build it if there is none."""
+        """Return the cached value of a name, or build and cache it."""
         return await self._shared.get(name, build).ready()
 
     def evaluate(self, work: WorkerWork) -> Coroutine[Any, Any, Evaluated]:
-        """Have the worker evaluate a plan: see `Worker.evaluate`."""
+        """Evaluate a plan on the worker, see `Worker.evaluate`."""
         return self._connection.run(lambda worker: worker.evaluate(work))
 
     def _own(self, value: object) -> RemoteValue:
@@ -513,14 +613,14 @@ class RemoteExecutor(flf.Executor):
 
 
 class RayPlaced:
-    """Values of clients on actors: one name for each chunk, in client order."""
+    """Values of clients on workers, as one remote value for each chunk, in order."""
 
     def __init__(self, member: fl.Type, chunks: list[RemoteValue]) -> None:
         self.member = member
         self.chunks = chunks
 
     async def compute(self) -> list[Plain]:
-        """Return the clients' values in client order, plain."""
+        """Return the clients' plain values in client order."""
         fetched = await gather_by_index(
             chunk.fetch("fetch_chunk") for chunk in self.chunks
         )
@@ -531,10 +631,11 @@ class RayFederatingStrategy(FederatingStrategy):
     """Runs contiguous chunks of clients on workers.
 
     Args:
-        unplaced: where partials are merged; not owned.
-        workers: one a chunk, at most; not owned.
-        num_clients: size of the cohort.
-        clients_per_leaf: see `merge_tree.cut_leaves`.
+        unplaced: Executor that merges partials. It is not owned.
+        workers: Executors of the workers. Each gets at most one chunk. They are not
+            owned.
+        num_clients: Number of clients of the cohort.
+        clients_per_leaf: See `merge_tree.cut_leaves`.
     """
 
     def __init__(
@@ -573,7 +674,10 @@ class RayFederatingStrategy(FederatingStrategy):
     async def _embed_everywhere(
         self, value: Any, type_spec: fl.Type, label: str
     ) -> list[RemoteValue]:
-        """Return a value on each worker; read once, put once, if some lack it."""
+        """Embed a value on each worker.
+
+        If some workers lack the value, it is read once and stored once for all.
+        """
         embedded = value if isinstance(value, RemoteValue) else None
         if embedded is not None and all(w.holds(embedded) for w in self._workers):
             return [embedded for _ in self._workers]
@@ -645,10 +749,11 @@ class RayFederatingStrategy(FederatingStrategy):
         return await merge_values(self._unplaced, function, merged, nodes)
 
     async def evaluate(self, subround: WorkerWork) -> Evaluated:
-        """Have workers evaluate a packed subround: some of its chunks each, at once.
+        """Evaluate a packed subround on all workers at once.
 
-        Each runs its chunks by the kernel of the subround, and interprets in its own
-        process what that cannot do. Values are encoded.
+        Each worker gets a contiguous part of the chunks. It runs them by the subround's
+        kernel. Without a kernel, it interprets them in its own process. Values of the
+        result stay encoded.
         """
         parts, num_kept = subround.deal(len(self._workers))
         if len(parts) == 1:
@@ -671,11 +776,12 @@ class RayFederatingStrategy(FederatingStrategy):
 
 
 def _join(parts: Sequence[Evaluated], num_kept: int) -> Evaluated:
-    """Return what a subround came to from what parts of it did, in order.
+    """Join the outcomes of the parts of a subround.
 
     Args:
-        parts: values encoded: those of leaves or subtrees, then those that are kept.
-        num_kept: how many of these there are, each with a value for each client.
+        parts: Outcomes in client order. Their encoded values are first one value for
+            each leaf or subtree, and then the lists of values that clients keep.
+        num_kept: Number of these lists in each part.
     """
     others = [v for part in parts for v in part.values[: len(part.values) - num_kept]]
     kept = [
@@ -695,7 +801,7 @@ def _join(parts: Sequence[Evaluated], num_kept: int) -> Evaluated:
 def _place_members(
     worker: RemoteExecutor, members: Any, chunk: range, member: fl.Type
 ) -> RemoteValue:
-    serialised = blocks.serialise_type(member)
+    serialized = blocks.serialize_type(member)
     part = members[chunk.start : chunk.stop]
     bounds = None
     if isinstance(part, ClientRun):
@@ -707,7 +813,7 @@ def _place_members(
     draw = random_keys.current()
 
     async def make(on: Worker, key: int) -> None:
-        await on.call("place", key, part, bounds, serialised, chunk.start, draw)
+        await on.call("place", key, part, bounds, serialized, chunk.start, draw)
 
     return worker.derive(member, make)
 
@@ -725,13 +831,13 @@ def _reduce_leaves(
     leaves: list[range],
     draw: random_keys.DrawKey,
 ) -> list[RemoteValue]:
-    """Return the partials of a chunk's leaves; one call makes them all.
+    """Return one partial for each leaf of a chunk. One call makes all of them.
 
     Args:
-        worker: that the chunk is on.
-        sources: the chunk, zero, and the accumulate function.
-        leaves: of the chunk, by index in the cohort.
-        draw: what the accumulation draws from.
+        worker: Executor of the worker that has the chunk.
+        sources: The chunk, zero, and the accumulate function.
+        leaves: Leaves of the chunk, as ranges of indices in the cohort.
+        draw: Key of the random numbers of the accumulation.
     """
     result = type_checks.function_type(sources[2].type_signature).result
 
@@ -752,7 +858,7 @@ def _reduce_leaves(
 
 
 def _chunk(arg: PlacedArg, index: int) -> Any:
-    """Return one chunk of an argument: a value, or (name, chunk) pairs."""
+    """Return one chunk of an argument. A struct becomes a list of (name, chunk)."""
     if isinstance(arg, Struct):
         return [
             (name, _chunk(element, index))
@@ -762,7 +868,7 @@ def _chunk(arg: PlacedArg, index: int) -> Any:
 
 
 async def _keys(argument: Any, on: Worker) -> Any:
-    """Return the keys of what `_chunk` returned, in its place."""
+    """Return the result of `_chunk` with keys in place of remote values."""
     if isinstance(argument, RemoteValue):
         return await argument.on(on)
     return [(name, await _keys(element, on)) for name, element in argument]

@@ -1,19 +1,16 @@
-"""The home of Ray: connect or start, see what there is, leave it as it was found."""
+"""Connects to Ray or starts it, and runs plans on a pool of workers there."""
 
 import asyncio
 import atexit
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
-import itertools
 import logging
 import pathlib
 import pickle
 import sys
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -21,7 +18,6 @@ from typing import Any, cast
 import federated_language as fl
 import ray
 import ray.exceptions
-from ray._private import state as ray_state  # no public name for jobs
 from ray.util.placement_group import get_current_placement_group
 from typing_extensions import override
 
@@ -30,24 +26,24 @@ import ray_fed.plan.plans as plans
 from ray_fed.cluster import failures, inventory, joining, object_store, pool, subround
 from ray_fed.cluster.joining import Job
 from ray_fed.cluster.pool import HeldWorker, Member, Pool, name_clients
-from ray_fed.cluster.subround import Attempt, Terms, Work
-from ray_fed.config import Config
+from ray_fed.cluster.subround import Attempts, Terms, Work
+from ray_fed.config import Config, check_address
 from ray_fed.language import blocks
 from ray_fed.plan import outcomes
-from ray_fed.plan.outcomes import Progress
 from ray_fed.values import components, stored
 from ray_fed.values.client_references import ClientRun
 
 _logger = logging.getLogger(__name__)
 
 _IDLE_COORDINATOR_MS = 600_000
-"""Ray ends idle task processes after seconds; the next round would start them anew."""
+"""Milliseconds until Ray ends an idle task process. By default Ray ends it within
+seconds, and the next round would wait for a new one."""
 
 _NAMED_CALLS = 100
-"""Calls of a context whose tasks have names of their own."""
+"""Number of calls of a context whose tasks have their exact number in the name."""
 
 _LOOK_S = 0.5
-"""How often to see whether a subround that takes long is a straggler."""
+"""Seconds between checks of whether a long subround is a straggler."""
 
 
 def _say_nothing(activity: str) -> None:
@@ -55,19 +51,20 @@ def _say_nothing(activity: str) -> None:
 
 
 class _Submitted:
-    """A plan that runs as a task, on workers of the pool that are its own meanwhile.
+    """A plan that runs as a Ray task, on workers that it has until its end.
 
     Args:
-        runner: that runs it.
-        comp: the plan.
-        arg: that it takes.
-        name: of the subround.
+        runner: Runner of the plan.
+        comp: The plan.
+        arg: Argument of the plan.
+        name: Unique name of the subround.
 
     Attributes:
-        comp: the plan.
-        arg: that it takes.
-        name: of the subround.
-        answer: the outcome, pickled, once it is there.
+        comp: The plan.
+        arg: Argument of the plan.
+        name: Unique name of the subround.
+        answer: Future of the task. It is done once the task has ended.
+        outcome: Outcome without values. It is set once the task has succeeded.
     """
 
     def __init__(self, runner: "RayRunner", comp: Any, arg: Any, name: str) -> None:
@@ -77,9 +74,10 @@ class _Submitted:
         self._team: Sequence[Member] = ()
         self._references: list[Any] = []
         self.answer: asyncio.Future[Any]
+        self.outcome: outcomes.Outcome
 
     def begin(self, team: Sequence[Member]) -> None:
-        """Submit the task, to run on these workers first."""
+        """Submit the task. It runs on these workers unless they are lost."""
         self._team = team
         self._begun_s = time.monotonic()
         try:
@@ -91,21 +89,27 @@ class _Submitted:
             self._pool.give_back(team)
             raise
         answer: concurrent.futures.Future[Any] = self._references[0].future()
+        self._pool.running.add(answer)
         answer.add_done_callback(self._end)
         self.answer = asyncio.wrap_future(answer)
 
     def _end(self, answer: "concurrent.futures.Future[Any]") -> None:
-        """Give the workers back, and tell the pool of those that are lost."""
+        """Give the workers back, and tell the pool which of them were lost."""
+        self._pool.running.discard(answer)
         lost: Sequence[outcomes.Attempt] = ()
         if not answer.cancelled() and answer.exception() is None:
-            lost = pickle.loads(answer.result()).lost
+            self.outcome = pickle.loads(answer.result())
+            lost = self.outcome.lost
         self._pool.give_back(self._team, lost)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end; return whether it is there.
+        """Wait for the task, and return whether it has ended.
+
+        Args:
+            timeout_s: Most seconds to wait, or None for no limit.
 
         Raises:
-            Exception: what the task raised.
+            Exception: The task raised it.
         """
         done, _ = await asyncio.wait({self.answer}, timeout=timeout_s)
         for answer in done:
@@ -114,27 +118,24 @@ class _Submitted:
 
     @property
     def values(self) -> list[Any]:
-        """References to what it returns."""
+        """References to the values that the task returns."""
         return self._references[1:]
 
-    def outcome(self) -> outcomes.Outcome:
-        """Return what came of the task, without values."""
-        return pickle.loads(self.answer.result())
-
     def leave(self) -> None:
-        """End what the task still does, for good, and take no note of it.
+        """End the task's work on all workers, and ignore its result.
 
-        Not `ray.cancel`: where that meets the task's answer, Ray 2.60 ends this process
-        (a failed check, seen 2026-11-22).
+        This does not use `ray.cancel`. If the task answers at the same moment, Ray 2.60
+        ends this process with a failed check (seen 2026-11-22).
         """
         self._pool.end(self.name)
         if self._references:
             self.answer.add_done_callback(joining.read_error)
         self._pool.job.read_errors(self._references)
-        self._references.clear()  # the error that is raised refers to frames with these
+        # The traceback of a raised error would keep these references alive.
+        self._references.clear()
 
     def as_slower(self) -> outcomes.Attempt:
-        """Return the attempt that another one overtook."""
+        """Return a record of this attempt, after the other copy ended first."""
         member = self._team[0]
         described = member.described
         return outcomes.Attempt.on(
@@ -149,28 +150,26 @@ class _Submitted:
 
 
 class RayRunner(fl.framework.AsyncContext):
-    """Runs one plan at a time: a subround as a Ray task, a finish as a worker's call.
+    """Runs a subround as a Ray task, and a finish as a call of a worker.
 
-    Ray repeats a task whose worker died (`WorkerLost`), and one whose own process or
-    node died, within the budgets that its attempts count. A finish is attempted from
-    here in the same way. A subround that takes far longer than its siblings is
-    submitted once more, to an idle worker: the first result counts.
+    The task replaces workers that it loses. Ray repeats a task whose own process or
+    node died. Both count against the same budgets. A finish replaces workers in the
+    same way. If a subround takes far longer than its siblings, it is submitted again,
+    on an idle worker. The first result counts.
 
     Args:
-        workers: the pool; not owned.
-        config: budgets and time limits.
-        program: that calls, for Ray's list of tasks.
+        workers: The pool of workers. It is not owned.
+        config: Settings with the budgets and time limits.
+        program: Name of the program, for Ray's list of tasks.
 
     Attributes:
-        pool: of the workers.
+        pool: The pool of workers.
     """
 
     def __init__(self, workers: Pool, config: Config, program: str) -> None:
         self.pool = workers
         self._config = config
         self._program = program
-        self._prefix = uuid.uuid4().hex[:8]
-        self._names = itertools.count()
 
     @override
     async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
@@ -178,7 +177,7 @@ class RayRunner(fl.framework.AsyncContext):
             if isinstance(comp, plans.Finish):
                 return await self._finish(comp, arg)
             clients = name_clients(arg)
-            first = _Submitted(self, comp, arg, f"{self._prefix}-{next(self._names)}")
+            first = _Submitted(self, comp, arg, self.pool.new_name())
             team = await self.pool.take(clients, comp.num_workers)
             try:
                 first.begin(team)
@@ -188,10 +187,10 @@ class RayRunner(fl.framework.AsyncContext):
                     ended, slower = await self._run_with_backup(first)
                 else:
                     await first.wait()
-            except BaseException as error:  # noqa: BLE001 (what ends a call is told)
+            except BaseException as error:  # noqa: BLE001 (translated and raised)
                 first.leave()
                 raise failures.final_error(error) from None
-            outcome = ended.outcome()
+            outcome = ended.outcome
             self.pool.note_holder(clients, outcome.worker)
             values: list[Any]
             values = list(map(stored.Stored, ended.values, outcome.value_bytes))
@@ -207,20 +206,21 @@ class RayRunner(fl.framework.AsyncContext):
             return dataclasses.replace(outcome, values=tuple(values), lost=lost)
 
     async def _finish(self, comp: plans.Finish, arg: Any) -> outcomes.Outcome:
-        """Run a finish; attempts are made from here.
+        """Run a finish by calling the worker directly from the driver.
 
-        A task between would take longer than all else that ends a small round.
+        A Ray task in between would take longer than the rest of a small round's end.
         """
-        name = f"{self._prefix}-{next(self._names)}"
+        name = self.pool.new_name()
         stays = comp.components_type is not None
         team = await self.pool.take(b"", 1)
         lost: Sequence[outcomes.Attempt] = ()
         try:
             handles, terms = self.terms_of(team)
             work = Work.of(name, terms, comp, arg, _num_values(comp) if stays else 0)
-            outcome, values = await _attempt(handles, work, self.pool.job)
+            attempts = Attempts(handles, work, job=self.pool.job)
+            outcome, values = await attempts.run()
             lost = outcome.lost
-        except BaseException as error:  # noqa: BLE001 (what ends a call is told)
+        except BaseException as error:  # noqa: BLE001 (translated and raised)
             self.pool.end(name)
             raise failures.final_error(error) from None
         finally:
@@ -231,13 +231,14 @@ class RayRunner(fl.framework.AsyncContext):
     async def _run_with_backup(
         self, first: _Submitted
     ) -> tuple[_Submitted, tuple[outcomes.Attempt, ...]]:
-        """Wait for a subround, and for a copy of it, too, once it is a straggler.
+        """Wait for a subround. If it becomes a straggler, also start and await a copy.
 
         Returns:
-            What ended first, and the attempt that was slower, if there was one.
+            The subround or the copy, whichever ended first, and the slower attempt if
+            there was a copy.
         """
         stragglers = self.pool.stragglers
-        # The same name by whichever runner: each sibling may have one of its own.
+        # Siblings may have different runners, so the key must not depend on these.
         comp = first.comp
         siblings = f"{comp.draw.invocation}-{hash(comp.computation)}"
         stragglers.begin(siblings, first.name, time.monotonic())
@@ -262,7 +263,7 @@ class RayRunner(fl.framework.AsyncContext):
             raise
 
     def terms_of(self, team: Sequence[Member]) -> tuple[list[Any], Terms]:
-        """Return the handles for a subround, its own workers' first, and its terms."""
+        """Return the handles of workers, the team first, and the subround's terms."""
         handles, known = self.pool.in_order(team)
         workers = self._config.workers
         return handles, Terms(
@@ -277,7 +278,7 @@ class RayRunner(fl.framework.AsyncContext):
         )
 
     def task_of(self, comp: Any) -> Any:
-        """Return the task that runs a subround."""
+        """Return Ray's task for a subround, with its name and number of retries."""
         call = _name_call(comp.draw.invocation)
         name = f"ray_fed subround of {call} of {self._program}"
         retry = self._config.retry
@@ -285,23 +286,12 @@ class RayRunner(fl.framework.AsyncContext):
         return _task(name, 1 + _num_values(comp), max_retries)
 
 
-async def _attempt(
-    handles: list[Any], work: Work, job: Job
-) -> tuple[Any, Sequence[Any]]:
-    """Make attempts until one ends well, or its budgets are spent."""
-    number = 0
-    while True:
-        with contextlib.suppress(errors.WorkerLost):
-            return await Attempt(handles, work, number, job).run()
-        number += 1
-
-
 async def _first_of(
     first: _Submitted, copy: _Submitted
 ) -> tuple[_Submitted, tuple[outcomes.Attempt, ...]]:
-    """Return which of two ends first, and the attempt of the other; that is left.
+    """Return the attempt that ends first, and a record of the other, which is ended.
 
-    Where one is lost for good, the other is waited for.
+    If one attempt fails, wait for the other.
     """
     pending = {each.answer: each for each in (first, copy)}
     while True:
@@ -318,19 +308,19 @@ async def _first_of(
 
 @functools.lru_cache(maxsize=64)
 def _task(name: str, num_returns: int, max_retries: int) -> Any:
-    """Return the task that runs plans with some options, which take time to check."""
+    """Return Ray's task with some options. It is cached, as Ray checks them slowly."""
     return subround.run_subround.options(
         num_returns=num_returns,
         max_retries=max_retries,
-        retry_exceptions=[errors.WorkerLost],
         name=name,
     )
 
 
 def _name_call(number: int) -> str:
-    """Return what to call a call in the name of a task: from a hundred on, roughly.
+    """Return the part of a task's name that names the call.
 
-    Ray keeps some numbers of its own for each name, in each process, for ever.
+    Small numbers are exact. Others are a range, such as `calls 100 to 199`, because Ray
+    keeps state for each name in each process forever.
     """
     if number < _NAMED_CALLS:
         return f"call {number}"
@@ -353,21 +343,23 @@ def _num_values(comp: plans.Subround | plans.Finish) -> int:
 
 
 class Session:
-    """A connection to Ray with a pool of workers on it; owns what it started.
+    """A connection to Ray with a pool of workers. It owns the Ray that it started.
 
     Args:
-        address: as for `ray_fed.init`.
-        config: of the pool.
-        say: told what is waited for, in a few words.
-        needs_all: whether a pool of fixed size is of no use with fewer workers.
+        address: Address of Ray, as for `ray_fed.init`.
+        config: Settings of the pool.
+        say: Called with a few words on what the session waits for.
+        needs_all: Whether the caller needs all workers of a pool of fixed size.
 
     Attributes:
-        place: which Ray it is on, in a few words.
+        place: Description of the Ray in a few words.
+        program: Name of the run in Ray's lists, logs and metrics.
 
     Raises:
-        ClusterError: there is no cluster at the address.
-        ResourceError: the cluster is smaller than what `workers` asks for, and what
-            it asks for is no range.
+        ConfigError: The configuration has `worker_groups`. A session is one pool.
+        ClusterError: There is no cluster at the address.
+        ResourceError: The cluster has less than `workers` asks for. A pool of (min,
+            max) waits instead if nodes may join the cluster.
     """
 
     def __init__(
@@ -379,52 +371,57 @@ class Session:
         needs_all: bool = False,
     ) -> None:
         self._config = config
-        self._tokens: set[str] = set()  # of sources whose clients workers may keep
+        self._tokens: set[str] = set()  # sources whose data workers may have cached
         self._gone: collections.deque[str] = collections.deque()
-        joining.check_address(address)
+        check_address(address)
+        if config.worker_groups:
+            raise errors.ConfigError(
+                "Expected no `worker_groups` for executors and contexts of one pool,"
+                f" found {sorted(config.worker_groups)}: call ray_fed.init."
+            )
         was_connected = ray.is_initialized()
         try:
             self._owns_ray = _connect(address, config, say)
             about = "its own Ray" if self._owns_ray else "joined the Ray"
             self.place = f"{about} at {ray.get_runtime_context().gcs_address}"
-            self._program = _name_program()
+            self.program = config.name or _name_program()
             group = get_current_placement_group()
             size = pool.decide_size(
                 config,
-                inventory.live_resources(group),
+                inventory.live_resources(inventory.Demand.of(config), group),
                 may_grow=group is None and not joining.started_here(),
                 occupied=None if group is None else inventory.held_resources(),
             )
             if needs_all and size.is_fixed:
                 size = dataclasses.replace(size, least=size.most)
             self._job = Job.current()
-            self._pool = Pool(config, size, group, self._program, self._job)
+            self._pool = Pool(config, size, group, self.program, self._job)
         except BaseException:
             if not was_connected:
-                ray.shutdown()  # also a Ray that began to start, or one that was joined
+                ray.shutdown()  # ends a Ray that was started or joined here
             raise
         atexit.register(self.close)
 
     async def count_workers(self) -> int:
-        """Follow the cluster; return how many workers a round has."""
+        """Wait for the minimum of workers, and return the number for a round."""
         return await self._pool.count_workers()
 
-    async def await_ready(self, seen: Progress | None) -> Progress:
-        """Return how far the workers are, once that is not what was seen before."""
+    async def await_change(self, told: str | None) -> str:
+        """Return what calls wait for, see `Pool.await_change`."""
         with self._job.watched():
-            return await self._pool.await_ready(seen)
+            return await self._pool.await_change(told)
 
     def runners(self) -> list[RayRunner]:
-        """Return what runs subrounds: as many as there may be workers."""
+        """Return one runner for each worker that the pool may have."""
         return [
-            RayRunner(self._pool, self._config, self._program)
+            RayRunner(self._pool, self._config, self.program)
             for _ in range(self._pool.size.most)
         ]
 
     def store(self, value: Any) -> tuple[Any, int]:
-        """Put a large value into the object store once; see `object_store.store`.
+        """Put a large value into the object store once, see `object_store.store`.
 
-        Sources of clients that are gone are forgotten on workers at the next call.
+        This also tells workers to drop the data of client sources that are gone.
         """
         self._job.check()
         if isinstance(value, ClientRun) and value.source.token not in self._tokens:
@@ -443,27 +440,24 @@ class Session:
             self._pool.forget_clients(tokens)
 
     def check(self) -> None:
-        """Raise unless this process is still connected to the pool's Ray.
+        """Raise an error if this process is no longer connected to the pool's Ray.
 
         Raises:
-            ContextStateError: Ray was shut down, or another one is there.
+            ContextStateError: Ray was shut down, or the process was forked.
         """
         self._job.check()
 
     def sources(self) -> list[HeldWorker]:
-        """Return workers of the pool, to be held for as long as it lives.
-
-        As many as it has at least.
-        """
+        """Return the pool's minimum of workers, held for as long as the pool lives."""
         members = self._pool.members[: self._pool.size.least]
         return [HeldWorker(self._pool, m, dict(self._config.retry)) for m in members]
 
     async def fetch(self, value: Any) -> Any:
-        """Return a value that runners kept: read from the object store, if it is there.
+        """Return a value that a runner returned. A `Stored` one is read from the store.
 
         Raises:
-            ClusterError: the object store has lost it.
-            DeadlineError: it did not come within `subrounds.timeout_s`.
+            ClusterError: The object store has lost the value.
+            DeadlineError: The value did not arrive within `subrounds.timeout_s`.
         """
         if not isinstance(value, stored.Stored):
             return value
@@ -487,7 +481,7 @@ class Session:
             ) from error
 
     def close(self) -> None:
-        """End the workers, then the Ray that was started here, if it was."""
+        """End the workers, and then Ray if the session started it."""
         atexit.unregister(self.close)
         try:
             self._pool.close(ray_ends=self._owns_ray)
@@ -498,14 +492,11 @@ class Session:
 
 
 def _name_program() -> str:
-    """Return what to call the program that this process is of, in Ray's lists."""
+    """Return a name for the program of this process, for Ray's lists."""
     words = sys.argv[:1]
     runtime = ray.get_runtime_context()
-    if runtime.worker.mode == ray.WORKER_MODE:  # a task or actor: its job's program
-        job: str = runtime.get_job_id()
-        jobs = cast("list[dict[str, Any]]", ray_state.jobs())
-        entrypoints = (j["Entrypoint"] for j in jobs if j["JobID"] == job)
-        words = next(entrypoints, "").split()
+    if runtime.worker.mode == ray.WORKER_MODE:  # a task or actor of the program's job
+        words = inventory.read_entrypoint().split()
     scripts = [pathlib.Path(word) for word in words if word.endswith(".py")]
     if not scripts:
         return "python"
@@ -516,7 +507,7 @@ def _name_program() -> str:
 
 
 def _connect(address: str | None, config: Config, say: Callable[[str], None]) -> bool:
-    """Connect this process to Ray; return whether a Ray was started for it."""
+    """Connect this process to Ray. Return whether a Ray was started for it."""
     if ray.is_initialized():
         joining.check_connected(address)
         say("using the Ray that this process is connected to")
@@ -533,11 +524,12 @@ def _connect(address: str | None, config: Config, say: Callable[[str], None]) ->
             return False
         if address is not None:
             raise joining.missing_error(address)
-    # Before Ray takes seconds to start for nothing.
-    pool.decide_size(config, [inventory.machine_resources()], may_grow=False)
+    # Ray takes seconds to start, so refuse a configuration that cannot fit before that.
+    resources = inventory.machine_resources(inventory.Demand.of(config))
+    pool.decide_size(config, resources, may_grow=False)
     say("starting a Ray of its own")
     try:
-        ray.init(
+        joining.start_ray(
             address="local",
             include_dashboard=False,
             _system_config={
@@ -545,7 +537,7 @@ def _connect(address: str | None, config: Config, say: Callable[[str], None]) ->
             },
             **options,
         )
-    except Exception as error:  # Ray raises bare ones for a start that fails
+    except Exception as error:  # Ray raises plain `Exception`s if a start fails
         raise errors.ClusterError(
             f"Expected Ray to start on this machine, found: {error} Try again when the"
             ' machine is less busy, or run without Ray: Config(backend="local").'

@@ -1,13 +1,15 @@
-"""A subround on Ray: one task, which calls workers, and which Ray repeats.
+"""Runs a subround as one Ray task, which divides its clients among workers.
 
     driver --task--> run_subround (num_cpus=0, no TensorFlow) --one call each--> workers
-       ^                 |
-       +--- result ------+--- WorkerLost ---> Ray runs the task again
+       ^                 |                                           |
+       |                 +<---- another worker that answers ---------+ lost
+       +--- result ------+
 
-The task has the handles of its pool's workers, its own first. An attempt begins on its
-own ones, else on the first that answers, and waits for one only where none does. What
-an attempt cannot tell the next one by itself, it notes in Ray's key-value store: only
-where it fails, so that a round in which nothing fails notes nothing.
+If a worker is lost, its part of the subround runs again on the first worker that
+answers. Results of the other parts are kept. The task counts such losses against the
+budgets of its subround. If the process of the task dies, Ray runs the task again, and
+tells it how often that has happened. No other state of an attempt survives. The driver
+runs the finish of a round by the same code, without a task.
 """
 
 import asyncio
@@ -18,22 +20,17 @@ import os
 import pickle
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import federated_language as fl
 import ray
 import ray.exceptions
-from ray._private import worker as ray_worker  # no public name for a task's attempt
-from ray.experimental import internal_kv  # no public name for what outlives a process
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
-import ray_fed.executors.loops as loops
 import ray_fed.plan.plans as plans
-from ray_fed.cluster import failures, object_store, worker_actor
-from ray_fed.cluster.failures import Failure
+from ray_fed.cluster import failures, joining, object_store, worker_actor
 from ray_fed.cluster.joining import Job
-from ray_fed.cluster.object_store import StoredKernel, fetch
 from ray_fed.cluster.ray_strategy import (
     LostWorkerError,
     RayFederatingStrategy,
@@ -41,8 +38,7 @@ from ray_fed.cluster.ray_strategy import (
     Worker,
     WorkerConnection,
 )
-from ray_fed.cluster.worker_actor import NotLoadedError
-from ray_fed.executors.loops import gather_by_index
+from ray_fed.executors.calling_thread import run_alone
 from ray_fed.language import blocks, type_checks
 from ray_fed.plan import diagnostics, merge_tree, outcomes
 from ray_fed.plan.fingerprint import Fingerprint, WorkerDescription
@@ -53,47 +49,32 @@ from ray_fed.worker import evaluation
 from ray_fed.worker.stacks import federated_stack
 
 _LOOK_S = 0.2
-"""How often an attempt for which no worker answers asks all of them again."""
+"""Seconds until an attempt asks all workers again if none answered."""
 
 _ANSWER_S = 10.0
-"""How long a worker may take to say what it does: one that is stopped never does."""
-
-_LATE_S = 1.0
-"""A call may be as long on its way to a worker."""
+"""Seconds that a worker may take to answer. A stopped process never answers."""
 
 _KNOWN_HANDLES = 64
-"""Handles of workers that one process keeps between subrounds."""
-
-
-@dataclasses.dataclass(frozen=True)
-class KnownWorker:
-    """A worker as the driver knows it when it submits a subround.
-
-    Attributes:
-        name: of it.
-        described: what it said of itself; None where it is not ready.
-    """
-
-    name: str
-    described: WorkerDescription | None
+"""Number of handles of workers that one process keeps between subrounds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """On what terms a subround runs.
+    """The workers that a subround may use, and its budgets and time limits.
 
     Attributes:
-        workers: those of the pool, in the order of their handles: its own first.
-        num_own: how many of them it may use together, >= 1.
-        budgets: failures of each class that it may have.
-        timeout_s: seconds after which a worker counts as hung; None: never.
-        wait_s: seconds within which a worker must answer.
-        fingerprint: of all workers; None: any will do.
-        each: what a worker asks for, in words.
-        submitted: when the subround was, in seconds of time.
+        workers: Name and description of each worker, in the order of the handles: its
+            own workers first. The description is None if the worker is not ready.
+        num_own: Number of workers that the subround may use together, >= 1.
+        budgets: Number of failures of each class that the subround may have.
+        timeout_s: Seconds after which a worker counts as hung, or None.
+        wait_s: Seconds within which a worker must answer.
+        fingerprint: Fingerprint of all workers, or None if they may differ.
+        each: What a worker asks for, in words.
+        submitted: Time when the subround was submitted, by `time.time`.
     """
 
-    workers: tuple[KnownWorker, ...]
+    workers: tuple[tuple[str, WorkerDescription | None], ...]
     num_own: int
     budgets: Mapping[str, int]
     timeout_s: float | None
@@ -105,27 +86,24 @@ class Terms:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A plan with its argument, under a name.
+    """A plan with its argument, a name and the terms on which it runs.
 
     Attributes:
-        name: of the subround; its attempts are the turns of that name on workers.
-        terms: on which it runs.
-        packed: the plan and its argument.
-        computation: of a subround with a kernel, which only the interpreter needs, and
-            so no part of the plan; serialised, or in a list the reference to a large
-            one.
-        clients_per_leaf: of the cohort.
-        num_clients: of a subround; None: a finish, which a worker runs in one call.
-        is_whole: whether it is a computation that is not cut, whose one leaf may hold
-            clients of several workers.
-        num_stored: how many values a finish leaves in the object store; 0: none, they
-            are wanted here.
+        name: Name of the subround. Workers know its attempts by this name and a turn.
+        terms: Terms on which the work runs.
+        packed: The plan and its argument.
+        clients_per_leaf: Number of clients of each leaf.
+        num_clients: Number of clients of a subround, or None for a finish. A worker
+            runs a finish in one call.
+        is_whole: Whether the computation is not cut. Its one leaf may then have clients
+            on several workers.
+        num_stored: Number of values that a finish leaves in the object store. With 0,
+            the worker returns all values to the caller.
     """
 
     name: str
     terms: Terms
     packed: object_store.Packed
-    computation: bytes | list[Any] | None
     clients_per_leaf: int
     num_clients: int | None
     is_whole: bool = False
@@ -138,47 +116,41 @@ class Work:
         """Pack a `plans.Subround` or a `plans.Finish`.
 
         Args:
-            name: of the subround.
-            terms: on which it runs.
-            comp: the plan.
-            arg: as `worker.evaluation` takes it, but for what is stored.
-            num_stored: see `Work`.
+            name: Name of the subround.
+            terms: Terms on which the work runs.
+            comp: The plan.
+            arg: The argument, as for `worker.evaluation`. Parts of it may be stored.
+            num_stored: See `Work`.
         """
-        computation, num_clients, is_whole = None, None, False
+        num_clients, is_whole = None, False
         if isinstance(comp, plans.Subround):
             is_whole = not comp.chunks
             num_clients = sum(map(len, comp.leaves))
-            if isinstance(comp.kernel, plans.Kernel | StoredKernel):
-                computation, kernel = _stored_if_large(comp)
-                comp = dataclasses.replace(comp, computation=b"", kernel=kernel)
+            comp = object_store.store_functions(comp)
         packed, size = object_store.pack(comp, arg), comp.clients_per_leaf
         about = (size, num_clients, is_whole, num_stored)
-        return cls(name, terms, packed, computation, *about)
+        return cls(name, terms, packed, *about)
 
     def unpack(self) -> tuple[Any, Any]:
-        """Return the plan, whole, and its argument."""
-        comp, arg = object_store.unpack(self.packed)
-        computation = self.computation
-        if isinstance(computation, list):
-            computation = cast("bytes", fetch(computation[0]))
-        if computation is not None:
-            comp = dataclasses.replace(comp, computation=computation)
-        return comp, arg
+        """Return the plan and its argument. Stored functions stay references."""
+        return object_store.unpack(self.packed)
 
     def deal(self, num_workers: int) -> tuple[list["Work"], int]:
-        """Return the parts of a subround that workers run at once, in order.
+        """Divide a subround into parts that workers run at the same time.
 
         Args:
-            num_workers: that there are; each part is of whole chunks.
+            num_workers: Most parts that the subround may have.
 
         Returns:
-            The parts, at most one for each worker, and the number of values that are
-            kept for each client.
+            The parts in client order, each of whole chunks, and the number of values
+            that the subround keeps for each client. With one worker, or for a
+            computation that is not cut, the number is 0.
         """
         if num_workers == 1 or self.is_whole:
             return [self], 0
         subround, arg = self.unpack()
-        chunks, parameter = subround.chunks, _parameter_of(subround.computation)
+        parameter = _parameter_of(object_store.fetch_computation(subround))
+        chunks = subround.chunks
         first = subround.leaves[0].start
         parts: list[Work] = []
         for run in merge_tree.cut_runs(len(chunks), num_workers):
@@ -190,178 +162,100 @@ class Work:
         return parts, subround.num_kept
 
     def for_worker(self) -> list[Any]:
-        """Return what `LeafWorker.evaluate` takes for it."""
+        """Return the arguments of `LeafWorker.evaluate`, after the scope."""
         sources = object_store.short_lists(self.packed.sources)
-        work = self.packed.work, self.computation, len(sources)
-        return [*work, *sources, *self.packed.values]
+        return [self.packed.work, len(sources), *sources, *self.packed.values]
 
     def as_arguments(self) -> list[Any]:
-        """Return what `run_subround` takes for it, which Ray pickles at little cost."""
+        """Return the arguments of `run_subround`, after the handles.
+
+        These are bytes and short lists, which Ray pickles quickly.
+        """
         packed = self.packed
         sources = object_store.short_lists(packed.sources)
         lists = [*sources, *object_store.short_lists(packed.values)]
         cut = self.clients_per_leaf, self.num_clients, self.is_whole
         about = (self.name, self.terms, *cut, len(sources))
         head = pickle.dumps(about)
-        return [head, packed.work, self.computation, *lists]
+        return [head, packed.work, *lists]
 
     @classmethod
-    def from_arguments(
-        cls,
-        head: bytes,
-        work: bytes,
-        computation: bytes | list[Any] | None,
-        *lists: list[Any],
-    ) -> "Work":
-        """Return what `as_arguments` took apart."""
+    def from_arguments(cls, head: bytes, work: bytes, *lists: list[Any]) -> "Work":
+        """Return the work from the arguments that `as_arguments` returned."""
         name, terms, *about, count = pickle.loads(head)
         sources, values = map(object_store.gathered, (lists[:count], lists[count:]))
         packed = object_store.Packed(work, values, sources)
-        return cls(name, terms, packed, computation, *about)
+        return cls(name, terms, packed, *about)
 
 
 @functools.lru_cache(maxsize=16)
 def _parameter_of(computation: bytes) -> fl.Type | None:
-    """Return the type of what a serialised computation takes."""
     block = blocks.parse_block(computation)
     return type_checks.function_type(block.type_signature).parameter
 
 
-def _stored_if_large(comp: plans.Subround) -> tuple[bytes | list[Any], Any]:
-    """Return the computation of a plan and its kernel: as they are, or references."""
-    if not isinstance(comp.kernel, plans.Kernel):  # packed before, by the driver
-        return comp.computation, comp.kernel
-    if not object_store.is_large(comp.kernel, comp.computation):
-        return comp.computation, comp.kernel
-    kernel, computation = object_store.store_kernel(comp.kernel, comp.computation)
-    return [computation], kernel
-
-
-class AttemptNotes:
-    """What became of the attempts at one subround, where later ones find it.
+class Attempts:
+    """Runs one subround or finish, and counts its lost attempts.
 
     Args:
-        name: of the subround.
-    """
-
-    _NAMESPACE = b"ray_fed"
-
-    def __init__(self, name: str) -> None:
-        self._key = b"attempts/" + name.encode()
-
-    def read(self) -> tuple[float, list[outcomes.Attempt]]:
-        """Return when the first attempt began, in seconds of time, and all lost."""
-        noted = self._call("get", self._key)
-        if noted is None:
-            return time.time(), []
-        return pickle.loads(noted)
-
-    def write(self, begun: float, lost: Sequence[outcomes.Attempt]) -> None:
-        """Note the attempts that are lost."""
-        noted = pickle.dumps((begun, list(lost)))
-        self._call("put", self._key, noted, overwrite=True)
-
-    def clear(self) -> None:
-        """Forget them."""
-        self._call("del", self._key)
-
-    def _call(self, verb: str, *args: Any, **options: Any) -> Any:
-        method = getattr(internal_kv, f"_internal_kv_{verb}")
-        return method(*args, namespace=self._NAMESPACE, **options)
-
-
-class _HungError(Exception):
-    """A worker had not finished in time, and was ended.
-
-    Attributes:
-        worker: that one.
-    """
-
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker.name)
-        self.worker = worker
-
-
-class Attempt:
-    """One attempt at a subround.
-
-    Args:
-        handles: of the workers.
-        work: to be done.
-        number: of attempts before.
-        job: of the handles, in a driver; None: in a task.
+        handles: Handles of the workers.
+        work: What to run.
+        number: How often Ray has run the task before.
+        job: Job of the handles in a driver, or None in a task.
     """
 
     def __init__(
         self,
         handles: Sequence[Any],
         work: Work,
-        number: int,
+        number: int = 0,
         job: Job | None = None,
     ) -> None:
-        self._handles, self._work, self._number = handles, work, number
-        self._job = job
-        self._terms = work.terms
-        self._notes = AttemptNotes(work.name)
-        self._turn = number * 1000  # an attempt may try several workers that are new
-        self._begun, self._lost = time.time(), list[outcomes.Attempt]()
+        self._handles, self._work, self._job = handles, work, job
+        self._terms = terms = work.terms
+        self._number = number
+        self._described = [described for _, described in terms.workers]
+        self._begun_s = time.monotonic() - max(0.0, time.time() - terms.submitted)
+        self._turn = number * 1000  # a later run of the task has higher turns
+        self._opens_scopes = False
+        self._lost: list[outcomes.Attempt] = []
+        self._gone: list[WorkerDescription] = []
+        self._leased: dict[int, Worker] = {}
 
     async def run(self) -> tuple[outcomes.Outcome, Sequence[Any]]:
-        """Run the subround, on workers that answer.
+        """Run a subround or a finish on workers that answer.
 
         Returns:
             The outcome without values, and each value, encoded.
 
         Raises:
-            WorkerLost: a worker died, hung or found no memory: to be run again.
-            RetryBudgetError: that happened too often.
-            DeadlineError: the last time, it hung.
-            ResourceError: no worker answered in time.
-            ComputationError: the user's computation raised.
+            RetryBudgetError: It failed too often.
+            DeadlineError: It hung too often.
+            ResourceError: No worker answered in time.
+            ComputationError: The user's computation raised.
         """
         if self._number:
             self._take_over()
-        while True:
-            team = await self._find_workers()
-            begun_s, begun = time.monotonic(), time.time()
-            try:
-                with diagnostics.noting() as noted:
-                    if self._terms.timeout_s is None:
-                        evaluated = await _evaluate(team, self._work)
-                    else:
-                        evaluated = await self._in_time(team, self._terms.timeout_s)
-            except NotLoadedError:
-                self._forget(team)
-                continue
-            except (LostWorkerError, _HungError, errors.WorkerMemoryError) as error:
-                seconds = time.monotonic() - begun_s
-                self._fail(team, error, begun - self._begun, seconds)
-            except errors.ComputationError as error:
-                raise error.located(attempt=self._number + 1) from error
-            if not all(map(self._is_alike, (worker.described for worker in team))):
-                self._forget(team)  # a process that Ray put elsewhere; the pool ends it
-                continue
-            return self._outcome(team, evaluated, noted)
-
-    def _is_alike(self, described: WorkerDescription | None) -> bool:
-        expected = self._terms.fingerprint
-        if expected is None or described is None:
-            return True
-        return described.fingerprint == expected
-
-    def _outcome(
-        self,
-        team: Sequence[Worker],
-        evaluated: Evaluated,
-        noted: set[diagnostics.Note],
-    ) -> tuple[outcomes.Outcome, Sequence[Any]]:
-        by = cast("WorkerDescription", team[0].described)
-        if self._lost:
-            self._notes.clear()
+        own = range(self._terms.num_own)
+        ready = [index for index in own if self._described[index] is not None]
+        connections = [
+            WorkerConnection(_Lease(self, index), self._terms.timeout_s)
+            for index in ready or own
+        ]
+        try:
+            with diagnostics.noting() as noted:
+                evaluated = await self._evaluate(connections)
+        except errors.ComputationError as error:
+            raise error.located(attempt=len(self._lost) + 1) from error
+        finally:
+            for connection in connections:
+                connection.close()
+        first = self._leased[min(self._leased)]
+        by = cast("WorkerDescription", first.described)
         outcome = outcomes.Outcome(
             values=(),
-            attempts=self._number + 1,
-            worker=team[0].name,
+            attempts=len(self._lost) + 1,
+            worker=first.name,
             worker_pid=by.pid,
             coordinator_pid=os.getpid(),
             node=by.address,
@@ -371,53 +265,101 @@ class Attempt:
             lost=tuple(self._lost),
             value_bytes=tuple(stored.count_bytes(v) for v in evaluated.values),
             fingerprint=by.fingerprint,
-            num_workers=len(team),
+            num_workers=len(self._leased),
             busy_s=evaluated.busy_s,
         )
         return outcome, evaluated.values
 
     def _take_over(self) -> None:
-        """Begin where the attempts before ended; end what they left on workers."""
-        self._begun, self._lost = self._notes.read()
-        while len(self._lost) < self._number:  # its process died: it noted nothing
-            first = self._terms.workers[0]
-            failure = failures.find_cause_of_silence(self._terms.submitted)
-            self._lost.append(
-                outcomes.Attempt.on(
-                    first.name,
-                    first.described,
-                    attempt=len(self._lost) + 1,
-                    ended=failure.failure_class,
-                    detail=failure.detail,
-                )
+        """Count the earlier processes of this task, and end their work on workers."""
+        name, described = self._terms.workers[0]
+        failure = failures.find_cause_of_silence(self._terms.submitted)
+        ended, detail = failure.failure_class, failure.detail
+        self._lost = [
+            outcomes.Attempt.on(
+                *(name, described), attempt=number, ended=ended, detail=detail
             )
-            self._check_budgets(failure)
-        self._notes.write(self._begun, self._lost)
+            for number in range(1, self._number + 1)
+        ]
+        failures.check_budgets(self._lost, self._terms.budgets, failure)
+        self._described = [None] * len(self._handles)  # workers may have died, too
         for handle in self._handles:
             handle.end_before.remote(self._work.name, self._turn)
 
-    def _check_budgets(self, last: Failure) -> None:
-        try:
-            failures.check_budgets(self._lost, self._terms.budgets, last)
-        except errors.ClusterError:
-            self._notes.clear()
-            raise
+    async def _evaluate(self, connections: Sequence[WorkerConnection]) -> Evaluated:
+        """Evaluate the plan on workers. Values of the result stay encoded."""
+        work = self._work
+        if work.num_clients is None:
+            return await connections[0].run(
+                lambda worker: _evaluate_finish(worker, work)
+            )
+        executors = list(map(RemoteExecutor, connections))
+        strategy = RayFederatingStrategy(
+            executors[0], executors, work.num_clients, work.clients_per_leaf
+        )
+        if len(executors) == 1 or not work.is_whole:
+            return await strategy.evaluate(work)
+        self._opens_scopes = True
+        evaluated = await _evaluate_whole(work, strategy, executors[0])
+        for worker in self._leased.values():
+            worker.handle.end.remote(worker.scope)
+        # Every worker is in use for the whole time.
+        busy_s = len(self._leased) * evaluated.busy_s
+        return dataclasses.replace(evaluated, busy_s=busy_s)
 
-    async def _find_workers(self) -> list[Worker]:
-        """Return the workers of the attempt: its own, or the first that answers.
+    async def lease(self, index: int, loss: LostWorkerError | None) -> Worker:
+        """Return a worker for one part of the subround.
 
-        After a loss others may be dead, too, whatever the driver knew of them.
+        Args:
+            index: Index of the worker that the part prefers.
+            loss: Loss of the worker that the part had before.
         """
-        self._turn += 1
-        own = self._terms.workers[: self._terms.num_own]
-        ready = [i for i, known in enumerate(own) if known.described is not None]
-        if ready and not self._number:
-            return [self._worker(i, own[i].described) for i in ready]
+        while True:
+            if loss is not None:
+                self._note(loss)
+            taken, described = index, self._described[index]
+            if described is None:
+                others = [i for i in range(len(self._handles)) if i != index]
+                ranks = [index], others  # the preferred worker may have cached data
+                # A lost worker may answer only once Ray has started it again.
+                ranks = ranks if loss is None else ranks[::-1]
+                taken, described = await self._find(*ranks)
+            self._turn += 1
+            scope = f"{self._work.name}/{self._turn}"
+            name, _ = self._terms.workers[taken]
+            worker = Worker(self._handles[taken], scope, name, described, self._job)
+            self._leased[index] = worker
+            try:
+                if self._opens_scopes:
+                    await worker.call("begin")
+            except LostWorkerError as error:
+                loss = error
+            else:
+                return worker
+
+    def _note(self, loss: LostWorkerError) -> None:
+        """Count a loss, and end the part on the lost worker if it still runs there."""
+        worker = loss.worker
+        if worker.described is not None:
+            self._gone.append(worker.described)
+        self._described[self._handles.index(worker.handle)] = None
+        turn = int(worker.scope.rpartition("/")[2])
+        worker.handle.end_before.remote(self._work.name, turn + 1)
+        loss.count(self._lost, self._terms.budgets, self._begun_s)
+
+    async def _find(self, *ranks: list[int]) -> tuple[int, WorkerDescription]:
+        """Wait until a worker answers, and return its index and description.
+
+        Args:
+            ranks: Groups of indices of workers. Each group is asked if the one before
+                did not answer.
+        """
         waits_until_s = time.monotonic() + self._terms.wait_s
         while True:
-            answered = await self._ask_all()
-            if answered is not None:
-                return [self._worker(*answered)]
+            for indices in ranks:
+                answered = await self._ask(indices)
+                if answered is not None:
+                    return answered
             if time.monotonic() > waits_until_s:
                 raise errors.ResourceError(
                     f"Expected a worker with {self._terms.each} for a subround that"
@@ -426,253 +368,148 @@ class Attempt:
                 )
             await asyncio.sleep(_LOOK_S)
 
-    async def _ask_all(self) -> tuple[int, WorkerDescription] | None:
-        """Return the first worker that answers, and what it says; None: none does."""
-        # A process that an attempt lost may still answer: one that was just killed.
-        lost = {
-            (attempt.worker, attempt.worker_pid)
-            for attempt in self._lost
-            if not attempt.detail.startswith(failures.GONE)
-        }
+    async def _ask(self, indices: list[int]) -> tuple[int, WorkerDescription] | None:
+        """Return the first of some workers that answers, or None if none does."""
 
         async def ask(index: int) -> tuple[int, WorkerDescription] | None:
             described: WorkerDescription | None
             try:
                 described = await self._handles[index].describe.remote()
             except ray.exceptions.RayError:
-                return None  # it starts, or there is no room for it
-            if described is None or not self._is_alike(described):
+                return None  # the worker starts, or waits for room
+            # A process that was just killed may still answer.
+            if described is None or described in self._gone:
                 return None
-            process = self._terms.workers[index].name, described.pid
-            return None if process in lost else (index, described)
+            expected = self._terms.fingerprint
+            is_alike = expected is None or described.fingerprint == expected
+            return (index, described) if is_alike else None
 
-        async def first_of(indices: range) -> tuple[int, WorkerDescription] | None:
-            asking = [asyncio.ensure_future(ask(index)) for index in indices]
-            try:
-                for answer in asyncio.as_completed(asking, timeout=_ANSWER_S):
-                    if (answered := await answer) is not None:
-                        return answered
-            except TimeoutError:
-                pass  # the others are silent
-            finally:
-                for each in asking:
-                    each.cancel()
-            return None
-
-        num_own = min(self._terms.num_own, len(self._handles))  # have data, perhaps
-        answered = await first_of(range(num_own))
-        return answered or await first_of(range(num_own, len(self._handles)))
-
-    def _worker(self, index: int, described: WorkerDescription | None) -> Worker:
-        scope = f"{self._work.name}/{self._turn}"
-        name = self._terms.workers[index].name
-        return Worker(self._handles[index], scope, name, described, self._job)
-
-    def _forget(self, team: Sequence[Worker]) -> None:
-        """Take note that the processes of workers are not those that were known."""
-        for worker in team:
-            worker.handle.end_before.remote(self._work.name, self._turn + 1)
-        names = {worker.name for worker in team}
-        workers = tuple(
-            dataclasses.replace(known, described=None) if known.name in names else known
-            for known in self._terms.workers
-        )
-        self._terms = dataclasses.replace(self._terms, workers=workers)
-
-    def _fail(
-        self,
-        team: Sequence[Worker],
-        error: LostWorkerError | _HungError | errors.WorkerMemoryError,
-        started_s: float,
-        seconds: float,
-    ) -> NoReturn:
-        """Note why the attempt came to nothing, and raise what Ray repeats it for."""
-        match error:
-            case LostWorkerError():
-                worker, failure = error.worker, error.find_cause()
-            case _HungError():
-                worker = error.worker
-                failure = Failure(
-                    "hang",
-                    f"`{worker.name}` had not finished within the time of its subround"
-                    " (`subrounds.timeout_s`), and was ended.",
-                )
-            case _:
-                # What fills its memory may well be its own: the next has a new process.
-                worker = next((w for w in team if w.found_no_memory), team[0])
-                ray.kill(worker.handle, no_restart=False)
-                failure = Failure(
-                    "memory",
-                    f"`{worker.name}` on node {worker.node}: {error.message}",
-                    error.location.client_index,
-                    error.cause_text,
-                )
-        attempt = outcomes.Attempt.on(
-            worker.name,
-            worker.described,
-            attempt=self._number + 1,
-            started_s=started_s,
-            seconds=seconds,
-            ended=failure.failure_class,
-            detail=failure.detail,
-        )
-        self._lost.append(attempt)
-        # A spent budget raises here: Ray repeats a task only for what is raised below.
-        self._check_budgets(failure)
-        self._notes.write(self._begun, self._lost)
-        raise errors.WorkerLost(failure.detail) from None
-
-    async def _in_time(self, team: Sequence[Worker], timeout_s: float) -> Evaluated:
-        """Run the subround; end a worker that is at it for longer than allowed."""
-        running = asyncio.ensure_future(_evaluate(team, self._work))
-        left_s = timeout_s
+        asking = [asyncio.ensure_future(ask(index)) for index in indices]
         try:
-            while not (await asyncio.wait({running}, timeout=left_s))[0]:
-                running_s = await gather_by_index(
-                    _running_s(w, timeout_s) for w in team
-                )
-                longest_s, index = max((s, -i) for i, s in enumerate(running_s))
-                if longest_s >= timeout_s:
-                    worker = team[-index]
-                    ray.kill(worker.handle, no_restart=False)
-                    raise _HungError(worker)
-                left_s = timeout_s - longest_s  # it waited while others' work ran
-            return running.result()
+            for answer in asyncio.as_completed(asking, timeout=_ANSWER_S):
+                if (answered := await answer) is not None:
+                    return answered
+        except TimeoutError:
+            pass  # the other workers do not answer
         finally:
-            if not running.done():
-                running.cancel()
-                await asyncio.wait({running})
+            for each in asking:
+                each.cancel()
+        return None
 
 
-async def _running_s(worker: Worker, timeout_s: float) -> float:
-    """Return for how long a worker has run its part; infinite where it is silent."""
-    try:
-        scope, seconds = await asyncio.wait_for(
-            worker.handle.running_s.remote(), _ANSWER_S
-        )
-    except TimeoutError:
-        return timeout_s
-    except ray.exceptions.RayError:
-        return 0.0  # lost: the call of the work says so
-    return seconds + _LATE_S if scope == worker.scope else 0.0
+@dataclasses.dataclass(frozen=True)
+class _Lease:
+    """The `WorkerSource` of one part of a subround."""
 
+    attempts: Attempts
+    index: int
 
-async def _evaluate(team: Sequence[Worker], work: Work) -> Evaluated:
-    """Return what a plan came to on some workers, encoded."""
-    if work.num_clients is None:
-        return await _evaluate_finish(team[0], work)
-    executors = [RemoteExecutor(WorkerConnection(worker)) for worker in team]
-    strategy = RayFederatingStrategy(
-        executors[0], executors, work.num_clients, work.clients_per_leaf
-    )
-    if len(team) > 1 and work.is_whole:
-        return await _evaluate_whole(team, work, strategy, executors[0])
-    return await strategy.evaluate(work)
+    async def lease(self, loss: LostWorkerError | None) -> Worker:
+        return await self.attempts.lease(self.index, loss)
+
+    async def settle(self) -> None:
+        """Do nothing, because the budgets are for the whole subround."""
 
 
 async def _evaluate_finish(worker: Worker, work: Work) -> Evaluated:
     evaluated = await worker.evaluate(work, work.num_stored)
     described = cast("WorkerDescription", worker.described)
     if not work.num_stored or described.node == _this_node():
-        return evaluated  # no call of a worker is made again for what it returned
+        return evaluated  # Ray never repeats a worker's call to make its result again
     with worker.reached():
         values = await bring_home(evaluated.values, work.terms.timeout_s)
     return dataclasses.replace(evaluated, values=values)
 
 
 async def _evaluate_whole(
-    team: Sequence[Worker],
-    work: Work,
-    strategy: RayFederatingStrategy,
-    unplaced: RemoteExecutor,
+    work: Work, strategy: RayFederatingStrategy, unplaced: RemoteExecutor
 ) -> Evaluated:
-    """Interpret a computation that no worker can evaluate alone, verb by verb.
+    """Interpret a computation that is not cut, with its clients on several workers.
 
-    It is not cut, so that its leaf holds clients of several workers.
+    Each operation on clients is a call of each worker.
     """
     comp, arg = work.unpack()
-    await gather_by_index(worker.call("begin") for worker in team)
     begun = time.monotonic()
     stack = federated_stack(lambda _: strategy, unplaced)
     executors = evaluation.Executors(lambda _: stack, unplaced)
     evaluated = await evaluation.evaluate_plan(comp, arg, executors)
-    await gather_by_index(worker.call("end") for worker in team)
     encoded = list(map(object_store.encode, evaluated.values))
-    busy_s = len(team) * (time.monotonic() - begun)  # each is held for all of it
+    busy_s = time.monotonic() - begun
     return dataclasses.replace(evaluated, values=encoded, busy_s=busy_s)
 
 
 @ray.remote(num_cpus=0)
 def run_subround(handles: list[Any], *arguments: Any) -> Any:
-    """Run a subround or a finish on workers: see `Attempt.run`.
+    """Run a subround on workers, see `Attempts.run`.
 
     Args:
-        handles: of the workers, in the order of `Terms.workers`.
-        arguments: see `Work.as_arguments`.
+        handles: Handles of the workers, in the order of `Terms.workers`.
+        arguments: See `Work.as_arguments`.
 
     Returns:
-        The outcome, pickled by pickle itself, which takes a fraction of the time of
-        Ray's own pickler; then each value, encoded.
+        The pickled outcome, followed by each encoded value. Python's `pickle` takes a
+        fraction of the time of Ray's own pickler.
     """
-    work, number = Work.from_arguments(*arguments), _attempt_number()
+    work = Work.from_arguments(*arguments)
     for handle in handles:
         _known_handles().put(handle, handle)
     try:
-        attempt = Attempt(handles, work, number)
-        outcome, values = loops.run_alone(_event_loop(), attempt.run())
+        attempts = Attempts(handles, work, _attempt_number())
+        outcome, values = run_alone(_event_loop(), attempts.run())
         return pickle.dumps(outcome), *values
-    except BaseException as error:
+    except BaseException:
         worker_actor.gc_later()
-        if isinstance(error, errors.WorkerLost):  # Ray prints it, frames and all
-            error.with_traceback(None)
         raise
     finally:
-        # Loops and tasks refer to each other, and to arrays that the object store may
-        # not free before: an idle process would hold them.
+        # Loops and tasks refer to each other, and to arrays in the object store. An
+        # idle process would keep these arrays there.
         gc.collect(worker_actor.YOUNG_GENERATION)
 
 
 @functools.cache
 def _known_handles() -> LruCache[Any, Any]:
-    """Return handles that this process had: without one Ray forgets an actor.
+    """Return the handles that this process keeps between subrounds.
 
-    It takes milliseconds to find it again. No variable of the module: Ray pickles those
-    with the task that uses them.
+    Without a handle, Ray forgets the actor, and takes milliseconds to find it again.
+    This is a function because Ray pickles a module's variables with the task that uses
+    them.
     """
     return LruCache(_KNOWN_HANDLES)
 
 
 def _attempt_number() -> int:
     """Return how often Ray has run this task before."""
-    worker: Any = ray_worker.global_worker
-    return worker.core_worker.get_current_task_attempt_number()
+    core_worker = joining.connected_worker().core_worker
+    return core_worker.get_current_task_attempt_number()
 
 
 @functools.cache
 def _event_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of this process, which Ray interrupts to cancel a task.
 
-    Not that of `asyncio.run`, whose handling of interrupts writes out what a task
-    returned, arrays and all, and takes longer than all else that drives a small round.
+    This does not use `asyncio.run`. To handle interrupts, `asyncio.run` formats the
+    result of a task with all its arrays. That takes longer than the rest of the work
+    that drives a small round.
     """
     return asyncio.new_event_loop()
 
 
 async def bring_home(values: Sequence[Any], timeout_s: float | None) -> list[Any]:
-    """Return values in this node's store, whose making Ray does not remember.
+    """Copy stored values to this node's store, without Ray's lineage.
 
-    Of what Ray can make again, it remembers how, back to the first of all calls where
-    each takes the former's result; and what only a worker's node has dies with that.
+    Ray remembers how to make a task's result again. If each call takes the result of
+    the call before, this lineage goes back to the first call. Also, a value that only a
+    worker's node has is lost with this node.
 
     Args:
-        values: `Stored`, by whichever node.
-        timeout_s: None: no bound.
+        values: `Stored` values on any node.
+        timeout_s: Most seconds to wait, or None for no limit.
 
     Raises:
-        DeadlineError: it took longer.
+        DeadlineError: The copy took longer.
     """
     if all(value.num_bytes < object_store.INLINE_BYTES for value in values):
-        return list(values)  # they came in the answer of a task, to this process
+        return list(values)  # a task's answer brought them to this process
     task: Any = _keep.options(
         num_returns=1 + len(values),
         scheduling_strategy=NodeAffinitySchedulingStrategy(_this_node(), soft=True),
@@ -697,5 +534,5 @@ def _this_node() -> str:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _keep(*values: Any) -> Any:
-    """Return that it is done, and the values, as new objects."""
+    """Return None, and the values as new objects. None signals the end of the copy."""
     return None, *values

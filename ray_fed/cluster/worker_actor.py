@@ -1,7 +1,7 @@
-"""The actor that holds TensorFlow: a leaf stack, and chunks of clients over it.
+"""The actor that runs TensorFlow: a leaf stack with chunks of clients.
 
-Ray starts it, places it, and restarts it when its process dies. A process loads
-TensorFlow in the background, so that it answers meanwhile, and refuses work until then.
+Ray starts it, places it, and restarts it when its process dies. A new process loads
+TensorFlow on a background thread. Until then it answers other calls, but refuses work.
 """
 
 import asyncio
@@ -22,28 +22,27 @@ from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
-import ray_fed.executors.loops as loops
 import ray_fed.values.plain_values as plain_values
 import ray_fed.worker.stacks as stacks
 from ray_fed.cluster import object_store
-from ray_fed.cluster.object_store import StoredKernel, fetch
 from ray_fed.config import Config
+from ray_fed.executors.calling_thread import run_alone
+from ray_fed.executors.fan_out import run_in_order
 from ray_fed.language import blocks, structs
-from ray_fed.plan import diagnostics, plans, random_keys
+from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Versions, WorkerDescription
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.values import components, read_limits
-from ray_fed.values.lru_cache import LruCache
 from ray_fed.worker import evaluation
 from ray_fed.worker.evaluation import Executors
 
 LEFT_S = 1.0
-"""Seconds within which Ray has passed on an error."""
+"""Seconds after which Ray has passed on an error."""
 
 
 def gc_later() -> None:
-    """Collect everything, in a while, on a thread that ends then."""
+    """Run the garbage collector after `LEFT_S`, on a thread of its own."""
     later = threading.Timer(LEFT_S, gc.collect)
     later.daemon = True
     later.start()
@@ -52,32 +51,31 @@ def gc_later() -> None:
 _logger = logging.getLogger(__name__)
 
 _CONTROL_THREADS = 3
-"""For `hold`, which keeps one while the worker lives, and for what asks meanwhile."""
+"""Number of threads for control calls. `hold` uses one for as long as the worker
+lives."""
 
 _ABANDONED_S = 30.0
-"""How long work that nobody waits for may go on before the process ends itself."""
-
-_FETCHED_KERNELS = 16
-"""Large kernels that one worker keeps, beside the graphs that it made of them."""
+"""Seconds that ended work may go on before the process ends itself."""
 
 _ENDED_NAMES = 256
-"""How many names of ended work a worker remembers, to end what still runs of it."""
+"""Number of names of ended work that a worker remembers, to end calls that come
+later."""
 
 YOUNG_GENERATION = 1
-"""The generation of what one call or short task makes: stacks, which refer to
-themselves and to arrays that the object store may not free before. Collecting it takes
-no time."""
+"""Generation of the garbage collector that has the objects of one call or short task.
+These are stacks that refer to themselves, and to arrays that would stay in the object
+store. Collecting this generation takes almost no time."""
 
 
 class NotLoadedError(errors.ClusterError):
-    """A worker whose process is new has not loaded TensorFlow yet."""
+    """The worker's process is new and has not loaded TensorFlow yet."""
 
 
 class ValueScopes:
-    """Embedded values by scope and key; one thread uses them, others may end them.
+    """Embedded values by scope and key. One thread uses them, and others may end them.
 
-    A scope is called "NAME/TURN": the turns of one name are attempts at the same work,
-    and count upwards.
+    The name of a scope has the form "NAME/TURN". The turns of one name are attempts at
+    the same work, and count upwards.
     """
 
     def __init__(self) -> None:
@@ -86,10 +84,10 @@ class ValueScopes:
         self._ending = threading.Lock()
 
     def begin(self, scope: str) -> None:
-        """Open a scope, empty.
+        """Open an empty scope. Values of an open scope with this name are dropped.
 
         Raises:
-            ClusterError: its turn has ended.
+            ClusterError: The turn of the scope has ended.
         """
         with self._ending:
             if self.has_ended(scope):
@@ -97,17 +95,17 @@ class ValueScopes:
             self._scopes[scope] = {}
 
     def values(self, scope: str) -> dict[int, Any]:
-        """Return the values of an open scope by key, to be changed.
+        """Return the values of an open scope by key. The caller may change the dict.
 
         Raises:
-            ClusterError: it has ended, or never began.
+            ClusterError: The scope has ended, or never began.
         """
         if scope not in self._scopes:
             raise _ended_error(scope)
         return self._scopes[scope]
 
     def drop(self, scope: str, keys: Iterable[int]) -> None:
-        """Drop values of a scope; those that it has not are ignored."""
+        """Drop values of a scope. Unknown keys are ignored."""
         values = self._scopes.get(scope, {})
         for key in keys:
             values.pop(key, None)
@@ -117,9 +115,10 @@ class ValueScopes:
         self._scopes.pop(scope, None)
 
     def end_before(self, name: str, turn: int) -> None:
-        """Drop the values of earlier turns of a name; work of theirs ends soon.
+        """Drop the values of earlier turns of a name.
 
-        So does work of theirs that is yet to come.
+        Running work of these turns stops when it next checks its scope. Work that
+        arrives later is refused.
         """
         with self._ending:
             self._ended[name] = max(self._ended.pop(name, 0), turn)
@@ -127,7 +126,7 @@ class ValueScopes:
                 self._ended.popitem(last=False)
             over = [scope for scope in self._scopes if self.has_ended(scope)]
             dropped = [self._scopes.pop(scope) for scope in over]
-        del dropped  # not inside: what is in it may take a while to end
+        del dropped  # outside the lock, because freeing values may take a while
 
     def has_ended(self, scope: str) -> bool:
         """Return whether the turn of a scope has ended."""
@@ -142,18 +141,18 @@ def _ended_error(scope: str) -> errors.ClusterError:
 
 
 class LeafWorker:
-    """A leaf stack pinned to a process; hosts chunks of clients.
+    """The class of the worker actor. It has a leaf stack, and values of clients.
 
-    Values are kept by scope and key; a scope begun again loses the former's. One thread
-    runs the work; `ping`, `hold` and the like have threads of their own, so that they
-    answer while it does.
+    Values are kept by scope and key. One thread runs the work. Control calls such as
+    `ping` and `hold` have threads of their own, so they answer during work.
 
     Args:
-        num_threads: of TensorFlow.
-        gpu_fraction: of the card that TensorFlow may fill; 0 hides every GPU.
-        client_bytes: of clients' data that is kept between rounds.
-        limits: of what may be read.
-        label: what Ray's lists and logs call this worker and its calls.
+        num_threads: Number of threads of TensorFlow.
+        gpu_fraction: Fraction of a GPU's memory that TensorFlow may fill. With 0, it
+            sees no GPU.
+        client_bytes: Bytes of clients' data that the worker caches between rounds.
+        limits: Limits on the data that clients' work may read.
+        label: Name of this worker and its calls in Ray's lists and logs.
     """
 
     def __init__(
@@ -165,14 +164,13 @@ class LeafWorker:
         label: str = "ray_fed worker",
     ) -> None:
         self._settings = num_threads, gpu_fraction, client_bytes
-        self._kernels: LruCache[bytes, plans.Kernel] = LruCache(_FETCHED_KERNELS)
         self._limits = limits or read_limits.Limits()
         self._label = label
         self._loop = asyncio.new_event_loop()
         self._scopes = ValueScopes()
         self._left: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._running: tuple[str, float] | None = None  # scope, since when
-        # On a thread of its own, as nothing can interrupt an import.
+        # On a thread of its own, because an import cannot be interrupted.
         self._loading = concurrent.futures.ThreadPoolExecutor(1).submit(self.load_now)
 
     @override
@@ -181,11 +179,14 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def ping(self) -> None:
-        """Return at once: the actor has its place."""
+        """Return at once. An answer shows that the actor has its place."""
 
     @ray.method(concurrency_group="control")
     def load(self) -> WorkerDescription | None:
-        """Return what this worker is, once it is loaded; None where it left before."""
+        """Wait until the worker is loaded, and return its description.
+
+        The result is None if the worker was told to leave before.
+        """
         package = logging.getLogger("ray_fed")
         if not package.hasHandlers():  # the job has not configured the log
             package.addHandler(logging.StreamHandler())
@@ -206,7 +207,7 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def describe(self) -> WorkerDescription | None:
-        """Return what this worker is; None where it is not loaded yet."""
+        """Return the worker's description, or None if it is not loaded yet."""
         if not self._loading.done():
             return None
         self._loading.result()
@@ -214,7 +215,7 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def running_s(self) -> tuple[str, float]:
-        """Return the scope of the work that runs, and for how long; empty for none."""
+        """Return the scope of the running work, or "", and its seconds so far."""
         scope, since_s = self._running or ("", time.monotonic())
         return scope, time.monotonic() - since_s
 
@@ -248,29 +249,30 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def hold(self) -> None:
-        """Block until the worker is to leave, for whoever waits for its end."""
+        """Block until the worker is told to leave, so that the pool notices its end."""
         self._left.result()
 
     @ray.method(concurrency_group="control")
     def leave(self) -> None:
-        """Have `load` and `hold` return: killed within them, they would have failed."""
+        """Make `load` and `hold` return. They would fail if the worker were killed."""
         if not self._left.done():
             self._left.set_result(None)
 
     def begin(self, scope: str) -> None:
-        """Open a scope, empty; see `ValueScopes.begin`."""
+        """Open an empty scope, see `ValueScopes.begin`."""
         self._check_loaded()
         self._scopes.begin(scope)
 
     def end(self, scope: str) -> None:
-        """Drop the values of a scope whose work is done, after all calls before."""
+        """Drop the values of a scope whose work is done, after all earlier calls."""
         self._scopes.end(scope)
 
     @ray.method(concurrency_group="control")
     def end_before(self, name: str, turn: int) -> None:
-        """End earlier turns of some work, whatever of it still runs.
+        """End earlier turns of some work, also if one still runs.
 
-        A process that cannot leave such work ends itself, and Ray starts another one.
+        If the work does not stop within `_ABANDONED_S`, the process ends itself, and
+        Ray starts another one.
         """
         self._scopes.end_before(name, turn)
         running = self._running
@@ -290,26 +292,31 @@ class LeafWorker:
         self._loading.result()
 
     def _run(self, coroutine: Any, scope: str | None = None) -> Any:
-        """Return what a coroutine returns; the end of a scope ends what it reads."""
+        """Run a coroutine, and return its result.
+
+        Args:
+            coroutine: The coroutine.
+            scope: If this scope ends meanwhile, the next read of data raises an error.
+        """
 
         def check() -> None:
             if scope is not None:
                 self._scopes.values(scope)
 
         running = self._running
-        if running is None and scope is not None:  # a verb
+        if running is None and scope is not None:  # a call other than `evaluate`
             self._running = scope, time.monotonic()
         node, is_done = ray.util.get_node_ip_address, False
         try:
             with read_limits.limited(self._limits, check):
-                result = loops.run_alone(self._loop, coroutine)
+                result = run_alone(self._loop, coroutine)
         except errors.ComputationError as error:
             located = error.located(node=node())
             located.cause_text = located.cause_text or error_texts.traceback_of(error)
             raise located from None
         except errors.RayFedError as error:
             raise errors.sendable(error) from error.__cause__
-        except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
+        except Exception as error:  # noqa: BLE001 (TensorFlow may raise any class)
             failure = stacks.describe_failure(error, None)
             raise failure.located(node=node()) from None
         else:
@@ -333,7 +340,7 @@ class LeafWorker:
         self.embed(scope, key, object_store.decode(encoded), type_bytes)
 
     def embed_parts(self, scope: str, key: int, type_bytes: bytes, *parts: Any) -> None:
-        """Embed a value whose parts come one by one, encoded."""
+        """Embed a value under a key. Its encoded components are `parts`."""
         decoded = [object_store.decode(part) for part in parts]
         value = components.join(decoded, blocks.parse_type(type_bytes))
         self.embed(scope, key, value, type_bytes)
@@ -346,7 +353,7 @@ class LeafWorker:
         arg: int | None,
         draw: DrawKey | None,
     ) -> list[Note]:
-        """Call a function; keep the result under a key; return what ran without one."""
+        """Call a function, and keep the result under a key. Return the call's notes."""
         values = self._scopes.values(scope)
         argument = None if arg is None else values[arg]
         with random_keys.using(draw), diagnostics.noting() as noted:
@@ -356,7 +363,7 @@ class LeafWorker:
         return list(noted)
 
     def combine(self, scope: str, key: int, elements: list[Any]) -> None:
-        """Make a struct of values of the scope."""
+        """Make a struct of values of the scope. `elements` are (name, key) pairs."""
         values = self._scopes.values(scope)
         struct = structs.Struct((name, values[member]) for name, member in elements)
         values[key] = self._run(self._executor.create_struct(struct))
@@ -384,9 +391,16 @@ class LeafWorker:
         first: int,
         draw: DrawKey | None = None,
     ) -> None:
-        """Embed one value a client of a chunk; `bounds` slice a stored cohort.
+        """Embed one value for each client of a chunk, under one key.
 
-        `first` is the index of the chunk's first client; `draw`: of reading it.
+        Args:
+            scope: Scope of the chunk.
+            key: Key of the chunk.
+            members: The clients' values, or an encoded list of the whole cohort.
+            bounds: Start and stop of the chunk in the encoded list, or None.
+            type_bytes: The serialized type of one client's value.
+            first: Index of the chunk's first client in the cohort.
+            draw: Key of the random numbers that reading the values draws, or None.
         """
         if bounds is not None:
             members = object_store.decode(members)[bounds[0] : bounds[1]]
@@ -409,7 +423,7 @@ class LeafWorker:
         chunk: range,
         draw: DrawKey | None,
     ) -> list[Note]:
-        """Call a function on each client of a chunk, or zip what it would take."""
+        """Call a function on each client of a chunk. Without one, zip the arguments."""
         values = self._scopes.values(scope)
         embedded = None if function is None else values[function]
         argument = None if arg is None else _chunk_arg(values, arg)
@@ -426,10 +440,15 @@ class LeafWorker:
         leaves: list[range],
         draw: DrawKey | None,
     ) -> list[Note]:
-        """Accumulate each leaf of a chunk; keep the partials under keys.
+        """Accumulate each leaf of a chunk, and keep one partial under each key.
 
-        `sources` are the keys of the chunk, of zero and of the accumulate function;
-        `leaves` count clients in the cohort, and the first one begins the chunk.
+        Args:
+            scope: Scope of the values.
+            keys: Keys of the partials, one for each leaf.
+            sources: Keys of the chunk, of zero, and of the accumulate function.
+            leaves: Leaves as ranges of indices in the cohort. The chunk begins with the
+                first leaf.
+            draw: Key of the random numbers of the accumulation, or None.
         """
         values = self._scopes.values(scope)
         members, zero, accumulate = (values[source] for source in sources)
@@ -444,38 +463,42 @@ class LeafWorker:
         return list(noted)
 
     def forget_clients(self, tokens: list[str]) -> None:
-        """Drop what is kept of clients whose sources are gone."""
+        """Drop the cached data of clients whose sources are gone.
+
+        Args:
+            tokens: Tokens of the sources.
+        """
         if self._loading.done() and self._loading.exception() is None:
             self._executor.clients.forget(tokens)
 
     def drop(self, scope: str, keys: list[int]) -> None:
-        """Drop values of a scope; those that it has not are ignored."""
+        """Drop values of a scope. Unknown keys are ignored."""
         self._scopes.drop(scope, keys)
 
     def evaluate(
         self,
         scope: str,
         work: bytes,
-        computation: bytes | list[Any] | None,
         num_sources: int,
         *resolved: Any,
     ) -> list[Any]:
-        """Evaluate all of a plan in one call and a scope of its own.
+        """Evaluate a whole plan in one call, in a scope of its own.
 
-        What no graph can do is interpreted here, as it is on a thread.
+        Work that no graph can do is interpreted in this process.
 
         Args:
-            scope: open while that runs; its end ends the run.
-            work: see `object_store.Packed`.
-            computation: see `Work`.
-            num_sources: how many short lists of `Packed.sources` come first.
-            *resolved: these, and what the other references name.
+            scope: Scope that is open while the plan runs. If the scope is ended, the
+                plan stops.
+            work: See `object_store.Packed`.
+            num_sources: Number of short lists of `Packed.sources` in `resolved`.
+            *resolved: The lists of `Packed.sources`, followed by the values of
+                `Packed.values`, which Ray has resolved.
 
         Returns:
-            What it came to; see `object_store.pack_result`.
+            The outcome, packed by `object_store.pack_result`.
 
         Raises:
-            NotLoadedError: this process is new.
+            NotLoadedError: This process is new.
         """
         self.begin(scope)
         begun_s = time.monotonic()
@@ -484,15 +507,10 @@ class LeafWorker:
             sources = object_store.gathered(resolved[:num_sources])
             values = resolved[num_sources:]
             comp, arg = object_store.unpack_resolved(work, values, sources)
-            if isinstance(getattr(comp, "kernel", None), StoredKernel):
-                reference = comp.kernel.reference
-                kernel = self._kernels.get(reference.binary(), lambda: fetch(reference))
-                comp = dataclasses.replace(comp, kernel=kernel)
-            if computation is not None:
-                comp = dataclasses.replace(comp, computation=computation)
-            # Leaf after leaf: a process that dies has begun as few clients as can be.
+            comp = object_store.restore_functions(comp)
+            # Leaf after leaf, so that a process that dies loses the fewest clients.
             size = comp.clients_per_leaf
-            executors = Executors.of_device(self._executor, size, loops.run_in_order)
+            executors = Executors.of_device(self._executor, size, run_in_order)
             executors = dataclasses.replace(executors, parse=self._parse)
             with diagnostics.noting() as noted:
                 evaluating = evaluation.evaluate_plan(comp, arg, executors)
@@ -507,13 +525,11 @@ class LeafWorker:
             self._running = None
 
     def _parse(self, computation: bytes | list[Any]) -> Any:
-        """Return the block of a computation, or of one that a list refers to."""
-        if isinstance(computation, list):
-            computation = cast("bytes", fetch(computation[0]))
-        return self._executor.parse(computation)
+        """Return the block of a computation, see `object_store.read_computation`."""
+        return self._executor.parse(object_store.read_computation(computation))
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
-        """Return the values of a chunk's clients, plain, in order."""
+        """Return the plain values of a chunk's clients, in order."""
         return [self._fetch(member) for member in self._scopes.values(scope)[key]]
 
 
@@ -530,19 +546,24 @@ RemoteWorker: Any = cast("Any", ray.remote)(
 )(LeafWorker)
 
 
-def start_worker(config: Config, label: str, strategy: Any) -> Any:
+def start_worker(config: Config, label: str, name: str, strategy: Any) -> Any:
     """Start the actor of one worker with the resources of the configuration.
 
     Args:
-        config: what it asks for.
-        label: what Ray's lists and logs are to call it.
-        strategy: of Ray, by which it is placed.
+        config: Settings of the workers.
+        label: Name of the worker and its calls in Ray's logs.
+        name: Unique name of the actor in Ray's lists.
+        strategy: Ray's scheduling strategy for the actor.
     """
     wanted = config.workers
     actor = RemoteWorker.options(
+        name=name,
         num_cpus=wanted.num_cpus,
         num_gpus=wanted.num_gpus,
+        memory=wanted.memory or None,
+        accelerator_type=wanted.accelerator_type,
         resources=dict(wanted.resources),
+        label_selector=dict(wanted.label_selector) or None,
         scheduling_strategy=strategy,
     )
     num_threads = max(1, int(wanted.num_cpus))

@@ -1,1 +1,1 @@
-"""Building blocks in, building blocks out: the mergeable form of a computation."""
+"""Rewrites building blocks: mergeable forms of computations, and their kernels."""

@@ -1,8 +1,8 @@
-"""Reads a computation and its argument; functions in that become part of the former.
+"""Reads a call: functions in the argument become part of the computation.
 
     comp: (<f=(a -> b), x=c> -> d),  <f=g, x=1>   ->   (x -> comp(<f=g, x=x>)),  <x=1>
 
-So nothing but values is left to check, store and send.
+The remaining argument has only values, which can be checked, stored and sent.
 """
 
 import dataclasses
@@ -28,9 +28,10 @@ class _Bound:
     """A part of an argument without its functions.
 
     Attributes:
-        type_spec: of what is left; None where that is nothing.
-        value: what is left.
-        build: from a block for what is left to a block for the part as it was.
+        type_spec: The type of the remaining value, or None if nothing remains.
+        value: The remaining value.
+        build: A function from a block of the remaining value to a block of the whole
+            part, with its functions.
     """
 
     type_spec: fl.Type | None
@@ -41,16 +42,20 @@ class _Bound:
 def read_invocation(
     comp: Any, arg: Any, limits: read_limits.Limits, lists: ListCache | None = None
 ) -> tuple[Any, Plain]:
-    """Return a computation that takes no functions, and its argument as a plain value.
+    """Return a computation without function parameters, and its argument.
 
     Args:
-        comp: a computation, or a `MergeableCompForm`.
-        arg: its argument; where the parameter's type has functions, computations.
-        limits: of what is read of the argument.
-        lists: keeps lists of clients that come again; None: nobody does.
+        comp: A computation or a `MergeableCompForm`.
+        arg: The argument. It has computations where the parameter's type has functions.
+        limits: Limits for reading the argument.
+        lists: Keeps lists of clients that are passed again, or None to keep none.
+
+    Returns:
+        The computation, and the argument as a plain value.
 
     Raises:
-        TypeError: the argument is not of its type, or `comp` is no computation.
+        TypeError: The argument does not have the parameter's type, or `comp` is not a
+            computation.
     """
     type_checks.check_no_argument(function_type_of(comp), arg)
     with read_limits.limited(limits):
@@ -62,14 +67,17 @@ def read_invocation(
 
 
 def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:
-    """Return a computation of what is left of an argument without functions, and that.
+    """Move the functions of an argument into the computation.
 
     Args:
-        comp: a `ConcreteComputation`; anything else is returned as it is.
-        arg: its argument; where a function is declared, it has a computation.
+        comp: A `ConcreteComputation`. Any other object is returned unchanged.
+        arg: The argument. It has computations where the parameter's type has functions.
+
+    Returns:
+        A computation without function parameters, and the remaining argument.
 
     Raises:
-        ValueMismatchError: there is no computation of the declared type.
+        ValueMismatchError: A declared function has no computation of its type.
     """
     if not isinstance(comp, flf.ConcreteComputation):
         return comp, arg

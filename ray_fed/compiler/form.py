@@ -1,14 +1,12 @@
-"""The mergeable form of a computation: what can be cut by clients, and the rest.
+"""The mergeable form of a computation: three functions that slices of clients can run.
 
-What each function of a mergeable form may contain, so that slices can be run apart.
-
-    up_to_merge   anything but an aggregation of what another aggregation returned:
-                  a slice knows its own clients' sum, not the cohort's
-    merge         nothing placed: it takes two partials, wherever they come from
-    after_merge   anything but aggregations: it runs slice by slice where its result
+    up_to_merge   may contain everything except an aggregation of another aggregation's
+                  result, because a slice knows its own sum but not the cohort's
+    merge         contains nothing placed, because it takes two partials of any slices
+    after_merge   contains no aggregation, because it runs slice by slice if its result
                   has a value for each client
 
-The types of the functions are checked by `form`.
+Classes here check the types and the contents of the functions.
 """
 
 import dataclasses
@@ -18,7 +16,8 @@ from collections.abc import Callable, Sequence
 import federated_language as fl
 
 import ray_fed.errors as errors
-from ray_fed.compiler.normalize import free_references, needed_names, normalize
+from ray_fed.compiler.expressions import free_references, needed_names
+from ray_fed.compiler.normalize import normalize
 from ray_fed.language import blocks, intrinsics, structs, type_checks
 
 flf = fl.framework
@@ -26,10 +25,10 @@ Block = flf.ComputationBuildingBlock
 
 
 def _check_contents_of_up_to_merge(up_to_merge: flf.ConcreteComputation) -> None:
-    """Refuse an aggregation that depends on another one's result.
+    """Refuse an aggregation that depends on the result of another one.
 
     Raises:
-        CompileError: there is one.
+        CompileError: There is such an aggregation.
     """
     block = _to_block(up_to_merge)
     if len(blocks.find_blocks(block, intrinsics.is_aggregation)) < 2:  # noqa: PLR2004
@@ -47,7 +46,7 @@ def _check_contents_of_up_to_merge(up_to_merge: flf.ConcreteComputation) -> None
         for other in sorted(before & aggregations.keys()):
             raise errors.CompileError(
                 "Expected aggregations in `up_to_merge` that do not depend on one"
-                f" another, found `{uri}` of what `{aggregations[other]}` returned: a"
+                f" another, found `{uri}` of the result of `{aggregations[other]}`: a"
                 " slice of the clients does not know the result of the whole cohort;"
                 " invoke the computation itself instead of a form."
             )
@@ -80,25 +79,26 @@ class MergeableCompForm:
     For any cut of the clients of `arg` into slices, the original is equivalent to
 
         partials = [up_to_merge(slice) for slice in slices]
-        merged = fold of merge over partials
+        merged = functools.reduce(merge, partials)
         result = after_merge(arg, merged)   # without an argument: after_merge(merged)
 
     Args:
-        up_to_merge: takes the original's argument on a subset of the clients; returns
-            a server-placed value.
-        merge: takes two members of `up_to_merge`'s result, returns one; unplaced.
-        after_merge: takes <argument, merged value at server>, or the merged value
-            alone where `up_to_merge` takes no argument.
+        up_to_merge: Takes the argument of the original for a subset of the clients, and
+            returns a server-placed value.
+        merge: Takes two members of `up_to_merge`'s result and returns one, unplaced.
+        after_merge: Takes <argument, merged value at server>, or the merged value only
+            if `up_to_merge` takes no argument.
 
     Raises:
-        ValueMismatchError: one of these is no computation.
-        UpToMergeTypeError: `up_to_merge` returns no server-placed value.
-        MergeTypeNotAssignableError: `merge` does not take two results of
-            `up_to_merge`, or its own.
-        AfterMergeStructureError: `after_merge` does not take what it will be given.
-        CompileError: a function contains what slices of the clients cannot compute
-            apart: `after_merge` aggregates, `merge` has something placed, or
-            `up_to_merge` aggregates what depends on another aggregation.
+        ValueMismatchError: An argument is not a computation.
+        UpToMergeTypeError: `up_to_merge` does not return a server-placed value.
+        MergeTypeNotAssignableError: `merge` does not accept two results of
+            `up_to_merge`, or two results of itself.
+        AfterMergeStructureError: `after_merge` does not accept the argument and the
+            merged value.
+        CompileError: Slices of clients cannot compute a function on their own, because
+            `after_merge` aggregates, `merge` contains something placed, or
+            `up_to_merge` aggregates the result of another aggregation.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class MergeableCompForm:
         _refuse(
             merge,
             lambda part: flf.contains_federated_types(part.type_signature),
-            "`merge` to take two partials and nothing that is placed",
+            "`merge` to take two partials and no placed value",
             "move it to `up_to_merge` or to `after_merge`.",
         )
         _refuse(
             after_merge,
             intrinsics.is_aggregation,
-            "no aggregation in `after_merge`, which each slice of the clients runs"
-            " apart",
+            "no aggregation in `after_merge`, which runs for each slice of the clients"
+            " separately",
             "aggregate in `up_to_merge`.",
         )
         self.up_to_merge = up_to_merge
@@ -149,14 +149,14 @@ class MergeableCompForm:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Client work and its aggregation, once all earlier stages are merged.
+    """Client work and its aggregation, which runs when all earlier stages are merged.
 
     Attributes:
-        up_to_merge: from the argument (of a subset of the clients) and what each
-            earlier stage merged, to a server-placed value.
-        merge: takes two members of `up_to_merge`'s result, returns one; unplaced.
-        keeping: `up_to_merge` on values of clients that earlier stages kept, which
-            keeps others; None where it has nothing to do with such values.
+        up_to_merge: Takes the argument for a subset of the clients and the merged value
+            of each earlier stage, and returns a server-placed value.
+        merge: Takes two members of `up_to_merge`'s result and returns one, unplaced.
+        keeping: The variant of `up_to_merge` that also reads and writes the values that
+            clients keep between stages, or None if the stage uses no such values.
     """
 
     up_to_merge: flf.ConcreteComputation
@@ -165,21 +165,22 @@ class Stage:
 
     @functools.cached_property
     def partial_type(self) -> fl.Type:
-        """The type of what `up_to_merge` returns, and of what is merged."""
+        """The type of a partial: the member of `up_to_merge`'s result."""
         return type_checks.member_type(self.up_to_merge.type_signature.result)
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepingStage:
-    """A stage, or what makes a result, that takes values which earlier stages kept.
+    """A stage, or the end of a computation, that uses values which clients keep.
 
     Attributes:
-        computation: takes what the stage takes; where `loads` is not empty also, last,
-            a struct of those values, placed at clients. Where `saves` is not empty it
-            returns a struct: the stage's result, then those values, placed at clients.
-        loads: names of values that earlier stages saved.
-        saves: names of values that it evaluates for later stages.
-        member_bytes: bytes that it saves for each client.
+        computation: Takes the arguments of the stage. If `loads` is not empty, it takes
+            a struct of the loaded values, placed at clients, as the last argument. If
+            `saves` is not empty, it returns a struct of the stage's result and the
+            saved values, placed at clients.
+        loads: Names of the values that earlier stages saved.
+        saves: Names of the values that this stage saves for later stages.
+        member_bytes: Number of bytes that the saved values take for each client.
     """
 
     computation: flf.ConcreteComputation
@@ -190,19 +191,19 @@ class KeepingStage:
 
 @dataclasses.dataclass(frozen=True)
 class ResultParts:
-    """The parts of a result that differ by client, apart from the others.
+    """The parts of a result, divided by whether they differ by client.
 
-    Both computations take what `after_merge` takes. `client_cuts.join_parts` undoes the
-    division.
+    Both computations take the arguments of `after_merge`. `client_cuts.join_parts`
+    joins the parts again.
 
     Attributes:
-        at_server: returns a struct of the parts that do not differ by client, in order;
-            None where there are none.
-        at_clients: returns a struct of the parts that do, in order.
-        keeping: the same on values of clients that stages kept; None where it needs
-            none.
-        names: the names of kept values that these parts are, in order; None where
-            something is left to evaluate.
+        at_server: Returns a struct of the parts that do not differ by client, in order,
+            or None if there are no such parts.
+        at_clients: Returns a struct of the parts that differ by client, in order.
+        keeping: The variant of `at_clients` that reads values which clients kept, or
+            None if it needs no such values.
+        names: The names of the kept values if each part is a kept value, in order, or
+            None if `at_clients` must be evaluated.
     """
 
     at_server: flf.ConcreteComputation | None
@@ -215,16 +216,16 @@ class ResultParts:
 class MergeableCompChain:
     """Stages that together are equivalent to one federated computation.
 
-    A stage takes a struct: the argument, where the computation has one, then the merged
-    value of each earlier stage, placed at the server. A struct of
-    one element is that element. So the only stage of a chain of one, with
-    `after_merge`, is a `MergeableCompForm`.
+    A stage takes a struct of the argument, if the computation has one, and the merged
+    values of all earlier stages, placed at the server. A struct with one element is
+    replaced by that element. So a chain of one stage, with `after_merge`, is a
+    `MergeableCompForm`.
 
     Attributes:
-        stages: at least one, in order.
-        after_merge: takes what all stages merged; returns the result.
-        parts: `after_merge` in two; None where no part of the result differs by client,
-            and where somebody else wrote the form.
+        stages: At least one stage, in order.
+        after_merge: Takes the merged values of all stages and returns the result.
+        parts: The two parts of `after_merge`, or None if no part of the result differs
+            by client, or if a user wrote the form.
     """
 
     stages: Sequence[Stage]
@@ -238,12 +239,12 @@ class MergeableCompChain:
 
     @functools.cached_property
     def parameter(self) -> fl.Type | None:
-        """The type of the argument; None where the computation takes none."""
+        """The type of the argument, or None if the computation takes none."""
         return self.stages[0].up_to_merge.type_signature.parameter
 
     @functools.cached_property
     def kept_member_bytes(self) -> int:
-        """Bytes for each client of all that stages keep."""
+        """Number of bytes for each client of all kept values."""
         return sum(stage.keeping.member_bytes for stage in self.stages if stage.keeping)
 
 
@@ -253,7 +254,7 @@ def _partial_type(up_to_merge: flf.ConcreteComputation) -> fl.Type:
         return result.member
     raise errors.UpToMergeTypeError(
         f"Expected `up_to_merge` to return a server-placed value, found `{result}`:"
-        " zip what it returns with fl.federated_zip."
+        " use fl.federated_zip to combine its results."
     )
 
 
@@ -275,16 +276,16 @@ def _check_after_merge(
     parameter = after_merge.type_signature.parameter
     if parameter is None or not parameter.is_assignable_from(expected):
         raise errors.AfterMergeStructureError(
-            f"Expected `after_merge` to take `{expected}`, the original argument (where"
-            f" there is one) and what was merged, found `{parameter}`."
+            f"Expected `after_merge` to take `{expected}`, the original argument (if"
+            f" there is one) and the merged value, found `{parameter}`."
         )
 
 
 def function_type_of(comp: object) -> fl.FunctionType:
-    """Return the type of what a context is asked to run.
+    """Return the type of a computation or a mergeable form.
 
     Raises:
-        ValueMismatchError: it is neither a computation nor a MergeableCompForm.
+        ValueMismatchError: `comp` is neither of them.
     """
     if isinstance(comp, MergeableCompForm | fl.framework.ConcreteComputation):
         return type_checks.function_type(comp.type_signature)

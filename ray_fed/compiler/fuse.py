@@ -6,330 +6,51 @@
         v4=federated_aggregate(<v3, zero, add, ...>)        in <v3>
     in federated_zip_at_server(<v4>)
 
-What is no client's is computed once, before: it becomes constants. Locals keep their
-names, as these are part of what the random numbers of a call depend on.
-
-Reads an `up_to_merge` as `split` writes it: locals, and aggregates of them.
-
-Functions that a fusion writes: of constants and a client's data, or of a key.
-
-Which work of clients runs first: that which makes the keys of a `federated_select`.
-
-    v1=federated_map(<choose, argument[0]>),           first: v1, for all clients
-    v2=federated_select(<v1, max_key, state, f>),      then what the keys select
-    v3=federated_map(<train, <argument[0], v2>>)       last:  v3, of v1 and v2 as data
-
-What is selected is data of a kernel. So the keys have to be there before it runs.
+Values that do not depend on a client are computed once, before, and become constants.
+Locals keep their names, because the random numbers of a call depend on them.
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import federated_language as fl
 import numpy as np
 
 import ray_fed.plan.plans as plans
-from ray_fed.compiler.normalize import (
+from ray_fed.compiler.aggregates import (
+    OTHER_FORM,
+    Aggregates,
+    intrinsic_call,
+    read_aggregates,
+)
+from ray_fed.compiler.client_order import divide
+from ray_fed.compiler.expressions import (
     called_uris,
     close_over,
     free_references,
-    needed_names,
     replace_free,
-    root_name,
     select,
     zip_at_server,
 )
-from ray_fed.compiler.split import count_member_bytes
 from ray_fed.language import blocks, type_checks
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
-OTHER_FORM = "not of the form that the compiler writes"
-
-
-@dataclasses.dataclass(frozen=True)
-class Aggregate:
-    """What a federated_aggregate without a report takes."""
-
-    value: Block
-    zero: Block
-    accumulate: Block
-    merge: Block
-
-
-@dataclasses.dataclass(frozen=True)
-class Aggregates:
-    """An `up_to_merge`, taken apart.
-
-    Attributes:
-        parameter: the reference that stands for the argument, or None.
-        locals: by name, in order; those that aggregate among them.
-        aggregates: by name of their locals, in the order of the result.
-        kept: values at clients that are returned behind them.
-    """
-
-    parameter: flf.Reference | None
-    locals: Mapping[str, Block]
-    aggregates: Mapping[str, Aggregate]
-    kept: Sequence[Block] = ()
-
-
-def read_aggregates(block: Block) -> Aggregates:
-    """Take an `up_to_merge` apart.
-
-    Raises:
-        Fallback: it is not of the form that is read here.
-    """
-    match block:
-        case flf.Lambda(result=flf.Block() as body):
-            parameter = None
-            if block.parameter_name is not None and block.parameter_type is not None:
-                parameter = flf.Reference(block.parameter_name, block.parameter_type)
-        case _:
-            raise plans.Fallback(OTHER_FORM)
-    names = [name for name, _ in body.locals]
-    locals_ = _without_aliases(body.locals, parameter)
-    result, kept = body.result, list[Block]()
-    if isinstance(result, flf.Struct) and len(result):
-        result, *kept = (element for _, element in result.items())
-    zipped = _zipped(result)
-    aggregates = dict(_aggregate(part, locals_) for part in zipped)
-    if len(set(names)) != len(names) or len(aggregates) != len(zipped):
-        raise plans.Fallback(OTHER_FORM)
-    return Aggregates(parameter, locals_, aggregates, kept)
-
-
-def _without_aliases(
-    locals_: Sequence[tuple[str, Block]], parameter: flf.Reference | None
-) -> dict[str, Block]:
-    """Return locals with those written out that only name a part of the argument."""
-    kept: dict[str, Block] = {}
-    aliases: dict[str, Block] = {}
-    for name, local in locals_:
-        block = replace_free(local, lambda free: _written_out(free, aliases))
-        if parameter is not None and root_name(block) == parameter.name:
-            aliases[name] = block
-        else:
-            kept[name] = block
-    return kept
-
-
-def _written_out(block: Block, aliases: Mapping[str, Block]) -> Block | None:
-    match block:
-        case flf.Reference():
-            return aliases.get(block.name)
-        case flf.Selection():
-            source = _written_out(block.source, aliases)
-            return None if source is None else select(source, block.as_index())
-        case _:
-            return None
-
-
-def _zipped(result: Block) -> Sequence[Block]:
-    uri, argument = intrinsic_call(result)
-    if uri == flf.FEDERATED_VALUE_AT_SERVER.uri and type_checks.is_empty_struct(
-        argument.type_signature
-    ):
-        return []  # nothing is aggregated, clients' values are kept
-    if uri != flf.FEDERATED_ZIP_AT_SERVER.uri or not isinstance(argument, flf.Struct):
-        raise plans.Fallback(OTHER_FORM)
-    return [element for _, element in argument.items()]
-
-
-def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggregate]:
-    if not isinstance(block, flf.Reference):
-        raise plans.Fallback(OTHER_FORM)
-    uri, argument = intrinsic_call(locals_.get(block.name, block))
-    if uri != flf.FEDERATED_AGGREGATE.uri:
-        raise plans.Fallback(OTHER_FORM)
-    *parts, report = (select(argument, index) for index in range(5))
-    match report:
-        case flf.Lambda(result=flf.Reference(name=name)) if (
-            name == report.parameter_name
-        ):
-            return block.name, Aggregate(*parts)
-        case _:
-            raise plans.Fallback("a report before the merge")
-
-
-def intrinsic_call(block: Block) -> tuple[str, Block]:
-    """Return the uri and the argument of a call of an intrinsic.
-
-    Raises:
-        Fallback: the block is none.
-    """
-    match block:
-        case flf.Call(
-            function=flf.Intrinsic(uri=uri),
-            argument=flf.ComputationBuildingBlock() as argument,
-        ):
-            return uri, argument
-        case _:
-            raise plans.Fallback(OTHER_FORM)
-
-
-_SELECTED = "selected"
-
-
-def struct_reference(name: str, parts: Sequence[Sequence[Block]]) -> flf.Reference:
-    """Return a reference to a struct of structs of what some references stand for."""
-    types = [fl.StructType([b.type_signature for b in part]) for part in parts]
-    return flf.Reference(name, fl.StructType(types))
-
-
-def bind(
-    parameter: flf.Reference, position: int, references: Sequence[flf.Reference]
-) -> list[tuple[str, Block]]:
-    """Return locals that give names to the elements of a part of a parameter."""
-    return [
-        (reference.name, select(select(parameter, position), index))
-        for index, reference in enumerate(references)
-    ]
-
-
-def as_passed(block: Block) -> tuple[Block, list[int]]:
-    """Return the part of the argument that holds a block, and what to select of it.
-
-    A context passes along placed values, and structs without any, as wholes.
-    """
-    rest: list[int] = []
-    while isinstance(block, flf.Selection) and not flf.contains_federated_types(
-        block.source.type_signature
-    ):
-        rest.insert(0, block.as_index())
-        block = block.source
-    return block, rest
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """What clients' keys select: the arguments of a `federated_select`.
-
-    Attributes:
-        function: of state and key; what it captures are constants.
-        keys: of clients, see `plans.Selection`.
-        max_key: the constant that is the largest key.
-        state: the constant that the function takes.
-    """
-
-    function: Block
-    keys: plans.Path | int
-    max_key: flf.Reference
-    state: flf.Reference
-
-    @property
-    def elements(self) -> fl.SequenceType:
-        """The type of what is selected for a client."""
-        function = type_checks.function_type(self.function.type_signature)
-        return fl.SequenceType(function.result)
-
-    def close(self, constants: Sequence[flf.Reference]) -> plans.Selection:
-        """Return the selection as a function of all constants and a key."""
-        of_constants = fl.StructType([c.type_signature for c in constants])
-        whole = fl.StructType([of_constants, fl.TensorType(np.int32)])
-        parameter = flf.Reference(_SELECTED, whole)
-        function = type_checks.function_type(self.function.type_signature)
-        pair_type = type_checks.struct_type(cast("fl.Type", function.parameter))
-        names = (name for name, _ in pair_type.items())
-        pair = zip(names, [self.state, select(parameter, 1)], strict=True)
-        call = flf.Call(self.function, flf.Struct(list(pair)))
-        closed = close_over(parameter, bind(parameter, 0, constants), call)
-        limit = [constant.name for constant in constants].index(self.max_key.name)
-        return plans.Selection(blocks.serialise(closed), self.keys, limit)
-
-
-_WORK = (
-    flf.FEDERATED_MAP.uri,
-    flf.FEDERATED_MAP_ALL_EQUAL.uri,
-    flf.FEDERATED_EVAL_AT_CLIENTS.uri,
-)
-_SELECTS = flf.FEDERATED_SELECT.uri, flf.FEDERATED_SECURE_SELECT.uri
-
-_MOST_HANDED_BYTES = 64 * 2**10
-"""Of each client, what may be kept between its first and its last work: all clients of
-a subround do the one before any does the other."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientLocals:
-    """Locals at clients, in two parts.
-
-    Attributes:
-        last: names of those that are evaluated last, in order.
-        handed: names of those that are evaluated first and used last, in order.
-    """
-
-    last: Sequence[str]
-    handed: Sequence[str]
-
-
-def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals:
-    """Return which locals at clients are evaluated first, and which last.
-
-    No work is done twice: what both need is handed on.
-
-    Args:
-        roots: what is needed in the end.
-        locals_: of an `up_to_merge`, by name; each refers to earlier ones alone.
-
-    Raises:
-        Fallback: what would be handed on has too many bytes, or nobody knows how
-            many.
-    """
-    at_clients = {
-        name: block
-        for name, block in locals_.items()
-        if type_checks.is_at_clients(block.type_signature)
-    }
-    wanted = [name for root in roots for name in free_references(root)]
-    needed = needed_names(wanted, at_clients)
-    keys = {
-        name
-        for each in needed
-        for name in _keys_of(at_clients[each]) & at_clients.keys()
-    }
-    first = needed_names(keys, at_clients)
-    stops = frozenset(
-        n for n in first if n in keys or intrinsic_call(at_clients[n])[0] in _WORK
-    )
-    last = needed_names(wanted, at_clients, stops)
-    handed = [name for name in at_clients if name in last & stops]
-    _check_sizes([count_member_bytes(at_clients[name]) for name in handed])
-    return ClientLocals([name for name in at_clients if name in last - stops], handed)
-
-
-def _check_sizes(num_bytes: Sequence[int]) -> None:
-    total = f"{sum(num_bytes):,}"
-    if not all(num_bytes):
-        total = "an unknown number of"  # strings, sequences, shapes of any size
-    elif sum(num_bytes) <= _MOST_HANDED_BYTES:
-        return
-    raise plans.Fallback(
-        "`federated_select` of keys that clients compute, with values beside them or"
-        f" behind them of {total} bytes, where at most {_MOST_HANDED_BYTES:,} are kept"
-    )
-
-
-def _keys_of(block: Block) -> frozenset[str]:
-    """Return the name that the keys of a selection have, if clients compute them."""
-    uri, argument = intrinsic_call(block)
-    return free_references(select(argument, 0)) if uri in _SELECTS else frozenset()
-
 
 _CLIENT, _STEP, _SERVER = "client", "step", "server"
 _CONSTANT, _DATA, _HANDED = "constant", "data", "handed"
-
+_SELECTED = "selected"
 _TENSOR_TYPES = fl.TensorType, fl.StructType
 _NAMES = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _HANDED, _SELECTED)
 
 
 def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
-    """Return the kernel of the `up_to_merge` of a stage, or why it has none.
+    """Return the kernel of the `up_to_merge` of a stage, or the reason for none.
 
     Args:
-        up_to_merge: as `compiler.split` writes it, or anybody else.
+        up_to_merge: A computation that `compiler.split` or a user wrote.
     """
     block = Block.from_proto(up_to_merge.to_proto())
     if any(name.startswith(_NAMES) for name in blocks.bound_names(block)):
@@ -341,7 +62,7 @@ def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
 
 
 class _Fusion:
-    """Sorts the locals of one computation into server's and client's."""
+    """Sorts the locals of one `up_to_merge` into work of the server and of a client."""
 
     def __init__(self, read: Aggregates) -> None:
         self._read = read
@@ -354,7 +75,7 @@ class _Fusion:
         self._parts: dict[plans.Path, fl.Type] = {}
         self._data: dict[plans.Path, flf.Reference] = {}
         self._handed: dict[str, flf.Reference] = {}
-        self._selections: list[Chosen] = []
+        self._selections: list[SelectArguments] = []
 
     def run(self) -> plans.Kernel:
         """Return the kernel."""
@@ -371,12 +92,12 @@ class _Fusion:
         work = self._work([*members, *kept])
         accumulate = self._accumulate(members, accumulates)
         zeros = [aggregate.zero for aggregate in aggregates]
-        # Last: what clients' work needs of the server is known only now.
+        # This comes last, because all constants of the clients' work are known now.
         server = self._server([*zeros, *(b for b, _ in self._constants.values())])
         return plans.Kernel(
-            server=blocks.serialise(server),
-            work=blocks.serialise(work),
-            accumulate=blocks.serialise(accumulate),
+            server=blocks.serialize(server),
+            work=blocks.serialize(work),
+            accumulate=blocks.serialize(accumulate),
             parts=tuple(self._parts),
             data=tuple(self._data),
             num_aggregations=len(zeros),
@@ -389,7 +110,7 @@ class _Fusion:
         )
 
     def _fuse_first(self, handed: Sequence[str]) -> plans.Kernel | None:
-        """Return the kernel that hands some locals on; these are members, then."""
+        """Return the kernel that evaluates `handed` first, or None if it is empty."""
         if not handed:
             return None
         kept = [flf.Reference(n, self._locals[n].type_signature) for n in handed]
@@ -401,7 +122,7 @@ class _Fusion:
         return _Fusion(read).run()
 
     def _sort(self, name: str, block: Block) -> None:
-        """Make a local at clients one of a client, or a constant."""
+        """Turn a local at clients into a local of one client, or into a constant."""
         uri, argument = intrinsic_call(block)
         match uri:
             case flf.FEDERATED_BROADCAST.uri | flf.FEDERATED_VALUE_AT_CLIENTS.uri:
@@ -423,7 +144,7 @@ class _Fusion:
         self._members[name] = flf.Reference(name, member.type_signature)
 
     def _member(self, block: Block) -> Block:
-        """Return one client's member of a value at clients, or of a struct of such."""
+        """Return one client's member of a value, or struct of values, at clients."""
         type_spec = block.type_signature
         if isinstance(type_spec, fl.StructType):
             elements = [
@@ -443,7 +164,7 @@ class _Fusion:
         return self._constant(block)
 
     def _path(self, block: Block) -> plans.Path | None:
-        """Return where in the argument a block lies that selects from it."""
+        """Return the path of a selection from the argument, or None."""
         match block:
             case flf.Reference() if self._parameter is not None:
                 return () if block.name == self._parameter.name else None
@@ -454,7 +175,7 @@ class _Fusion:
                 return None
 
     def _selected(self, argument: Block) -> Block:
-        """Return what stands for the elements that were selected for a client."""
+        """Return a reference to the elements that are selected for a client."""
         keys, max_key, state, function = (select(argument, i) for i in range(4))
         source: plans.Path | int | None = self._path(keys)
         if source is None and isinstance(keys, flf.Reference):
@@ -462,26 +183,26 @@ class _Fusion:
         if source is None:
             raise plans.Fallback("`federated_select` of keys in a struct of clients")
         limit, constant = self._constant(max_key), self._constant(state)
-        chosen = Chosen(self._close(function), source, limit, constant)
+        chosen = SelectArguments(self._close(function), source, limit, constant)
         name = f"{_SELECTED}{len(self._selections)}"
         self._selections.append(chosen)
         return flf.Reference(name, chosen.elements)
 
     def _constant(self, block: Block) -> flf.Reference:
-        """Return what stands for a value of the server's in a client's work."""
+        """Return the reference that replaces a server value in a client's work."""
         member = block.type_signature
         if isinstance(member, fl.FederatedType):
             member = member.member
         if flf.type_contains(member, lambda t: not isinstance(t, _TENSOR_TYPES)):
             raise plans.Fallback(f"a value of type `{member}` for all clients")
-        key = blocks.serialise(block)
+        key = blocks.serialize(block)
         if key not in self._constants:
             name = f"{_CONSTANT}{len(self._constants)}"
             self._constants[key] = (block, flf.Reference(name, member))
         return self._constants[key][1]
 
     def _close(self, function: Block) -> Block:
-        """Return a function whose captured values are constants."""
+        """Return a function with constants in place of captured values."""
         for uri in sorted(called_uris(function)):
             if uri.startswith("sequence_"):
                 raise plans.Fallback(f"`{uri}` at clients")
@@ -516,7 +237,7 @@ class _Fusion:
         return close_over(parameter, [*bound, *calls], flf.Struct(results))
 
     def _server(self, results: list[Block]) -> Block:
-        """Return what is computed before any client's work, results at the server."""
+        """Return the server's work that runs before the clients' work."""
         needed: list[str] = []
         for name in reversed(list(self._locals)):
             used = [*results, *(self._locals[later] for later in needed)]
@@ -565,3 +286,70 @@ class _Fusion:
         if type_checks.is_at_clients(type_spec):
             type_spec = fl.FederatedType(type_checks.member_type(type_spec), fl.SERVER)
         self._parts.setdefault(path, type_spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectArguments:
+    """The arguments of a `federated_select`.
+
+    Attributes:
+        function: A function of state and key that captures constants only.
+        keys: The keys of the clients, see `plans.Selection`.
+        max_key: The constant with the largest key.
+        state: The constant that is the state.
+    """
+
+    function: Block
+    keys: plans.Path | int
+    max_key: flf.Reference
+    state: flf.Reference
+
+    @property
+    def elements(self) -> fl.SequenceType:
+        """The type of the elements that are selected for a client."""
+        function = type_checks.function_type(self.function.type_signature)
+        return fl.SequenceType(function.result)
+
+    def close(self, constants: Sequence[flf.Reference]) -> plans.Selection:
+        """Return the selection as a function of all constants and a key."""
+        of_constants = fl.StructType([c.type_signature for c in constants])
+        whole = fl.StructType([of_constants, fl.TensorType(np.int32)])
+        parameter = flf.Reference(_SELECTED, whole)
+        function = type_checks.function_type(self.function.type_signature)
+        pair_type = type_checks.struct_type(cast("fl.Type", function.parameter))
+        names = (name for name, _ in pair_type.items())
+        pair = zip(names, [self.state, select(parameter, 1)], strict=True)
+        call = flf.Call(self.function, flf.Struct(list(pair)))
+        closed = close_over(parameter, bind(parameter, 0, constants), call)
+        limit = [constant.name for constant in constants].index(self.max_key.name)
+        return plans.Selection(blocks.serialize(closed), self.keys, limit)
+
+
+def struct_reference(name: str, parts: Sequence[Sequence[Block]]) -> flf.Reference:
+    """Return a reference to a struct of structs with the types of `parts`."""
+    types = [fl.StructType([b.type_signature for b in part]) for part in parts]
+    return flf.Reference(name, fl.StructType(types))
+
+
+def bind(
+    parameter: flf.Reference, position: int, references: Sequence[flf.Reference]
+) -> list[tuple[str, Block]]:
+    """Return locals that name the elements of the struct at `position`."""
+    return [
+        (reference.name, select(select(parameter, position), index))
+        for index, reference in enumerate(references)
+    ]
+
+
+def as_passed(block: Block) -> tuple[Block, list[int]]:
+    """Return the part of the argument that contains a block, and the path inside it.
+
+    Contexts pass placed values, and structs without placed values, as a whole.
+    """
+    rest: list[int] = []
+    while isinstance(block, flf.Selection) and not flf.contains_federated_types(
+        block.source.type_signature
+    ):
+        rest.insert(0, block.as_index())
+        block = block.source
+    return block, rest

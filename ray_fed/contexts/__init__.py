@@ -1,1 +1,1 @@
-"""A call becomes subrounds, wherever they run."""
+"""The contexts that run calls as subrounds, on Ray or on threads."""

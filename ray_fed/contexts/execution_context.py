@@ -1,14 +1,25 @@
-"""The context that `init` and `create_context` install or return, on any backend.
+"""The context that `init` installs and `create_context` returns, on any backend.
 
-`Backend` is the seam between it and what runs its subrounds: Ray, or threads.
+A `Backend` runs the subrounds of a context, on Ray or on threads.
 """
 
+import collections
 import concurrent.futures
+import contextlib
+import contextvars
 import dataclasses
 import os
+import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Self
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, TypeVar
 
 import federated_language as fl
 from typing_extensions import override
@@ -21,43 +32,49 @@ from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
 from ray_fed.contexts.first_calls import (
-    AwaitReady,
+    AwaitChange,
     ComputationChecks,
     StartupProgress,
 )
 from ray_fed.contexts.slow_ways import SlowPathWarnings
-from ray_fed.executors.loops import CallingThread, LoopThread
+from ray_fed.executors.calling_thread import CallingThread
+from ray_fed.executors.loops import LoopThread
 from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.observability import events, reprs
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
+from ray_fed.plan.plans import Fallback
 from ray_fed.rounds.client_cuts import RoundPolicy, RoundRequest
 from ray_fed.rounds.execution import ComputationCache, Rounds
 from ray_fed.values.client_references import ListCache
 from ray_fed.values.components import Components
 from ray_fed.values.stored import ArgumentPart
 
+_T = TypeVar("_T")
+
 flf = fl.framework
 
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """What runs the subrounds of a context.
+    """The workers of a context, and the runners of its subrounds.
 
     Attributes:
-        runners: run subrounds; closed by `close`.
-        num_workers: the number of workers, and of a round's subrounds where
-            `Config.subrounds` has none; a function is called as each round begins.
-        close: closes the runners, and what they run on.
-        store: see `RoundPolicy`.
-        fetch: see `RoundPolicy`.
-        await_ready: see `AwaitReady`; None: workers are threads, which are always
+        runners: Runners of subrounds. `close` closes them.
+        num_workers: Number of workers. It is also the number of a round's subrounds if
+            `Config.subrounds` does not set one. A function is called when each round
+            begins.
+        close: Closes the runners, and the pool or threads on which they run.
+        store: See `RoundPolicy`.
+        fetch: See `RoundPolicy`.
+        await_change: See `AwaitChange`. None if workers are threads, which are always
             ready.
-        check: raises a ContextStateError once what the runners run on is gone.
-        spreads_subrounds: whether a runner may use several workers for one subround.
-        place: which Ray it is on, in a few words; empty: none.
-        sinks: receive the events of all rounds.
+        check: Raises a ContextStateError once the Ray of the runners is gone.
+        spreads_subrounds: Whether a runner may use several workers for one subround.
+        place: Description of the Ray in a few words, or "" without Ray.
+        sinks: Sinks that receive the events of all rounds.
+        groups: Backends of the `worker_groups`, by name. `close` closes them, too.
     """
 
     runners: Sequence[fl.framework.AsyncContext]
@@ -65,29 +82,113 @@ class Backend:
     close: Callable[[], None]
     store: Callable[[ArgumentPart], tuple[ArgumentPart, int]] = RoundPolicy.store
     fetch: Callable[[ArgumentPart], Coroutine[Any, Any, Plain]] = RoundPolicy.fetch
-    await_ready: AwaitReady | None = None
+    await_change: AwaitChange | None = None
     check: Callable[[], None] = lambda: None
     spreads_subrounds: bool = False
     place: str = ""
     sinks: Sequence[events.EventSink] = ()
+    groups: Mapping[str, "Backend"] = dataclasses.field(
+        default_factory=dict[str, "Backend"]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Workers that a call can run on.
+
+    Attributes:
+        rounds: Runs calls on these workers alone.
+        startup: Says what calls on these workers wait for.
+    """
+
+    rounds: Rounds
+    startup: StartupProgress
+
+
+class Holders:
+    """Who uses a context, so that the last one to leave closes it.
+
+    A `with` statement is a holder until it ends. `add` makes a holder of this thread,
+    which the thread's next `with` statement replaces. Without such a statement it stays
+    until the context is closed. If a `with` statement holds the context already, `add`
+    makes no holder: the thread then uses the context for as long as the others do.
+    """
+
+    lock = threading.RLock()
+    """The lock of all contexts of the process. It is reentrant, because a handler of a
+    signal may close a context."""
+
+    def __init__(self, reopen: Callable[[], "ExecutionContext"] | None = None) -> None:
+        self._reopen = reopen
+        self._inside = collections.Counter[int]()  # `with` statements by thread
+        self._kept = collections.Counter[int]()
+        self._arrived = set[int]()  # threads for which `add` made no holder
+        self._reopened: dict[int, ExecutionContext] = {}  # by thread
+
+    @classmethod
+    def renew_lock(cls) -> None:
+        """Make a new lock in a forked process, whose copy a lost thread may hold."""
+        cls.lock = threading.RLock()
+
+    def add(self) -> None:
+        """Make a holder of this thread. A `with` statement may replace it."""
+        thread = threading.get_ident()
+        if self._inside.total():
+            self._arrived.add(thread)
+        else:
+            self._kept[thread] += 1
+
+    def enter(self, context: "ExecutionContext") -> "ExecutionContext":
+        """Return the context that a `with` statement is to use."""
+        thread = threading.get_ident()
+        with self.lock:
+            if thread in self._arrived:
+                self._arrived.discard(thread)
+                # The others may have left between `init` and `with` of this thread.
+                if self._reopen is not None and not context.is_open:
+                    reopened = self._reopened[thread] = self._reopen().__enter__()
+                    return reopened
+            elif self._kept[thread]:
+                self._kept[thread] -= 1
+            self._inside[thread] += 1
+        return context
+
+    def leave(self, context: "ExecutionContext") -> None:
+        """End a `with` statement. The last holder to leave closes the context."""
+        thread = threading.get_ident()
+        with self.lock:
+            if thread in self._reopened:
+                self._reopened.pop(thread).__exit__()
+                return
+            self._inside[thread] -= 1
+            if self._inside.total() <= 0 and self._kept.total() <= 0:
+                context.close()
+            elif self._inside[thread] + self._kept[thread] <= 0:
+                _uninstall(context)
+
+
+os.register_at_fork(after_in_child=Holders.renew_lock)
 
 
 class ExecutionContext(flf.SyncContext):
     """Runs any federated computation in subrounds, on Ray or on threads.
 
-    A computation is compiled once, to stages of a mergeable form, and run in subrounds;
-    one that has no such form runs whole, its clients spread over all workers. Results
-    have the Python containers of their type and numpy values at the leaves. Calls may
-    come from any thread, also from one that runs an event loop.
+    A computation is compiled once, to stages of a mergeable form, and runs in
+    subrounds. A computation without such a form runs whole, with its clients spread
+    over all workers. Results have the Python containers of their type, and numpy values
+    at the leaves. Any thread may call the context, also one that runs an event loop.
 
     Args:
-        config: settings.
-        backend: runs subrounds; owned: `close` closes it.
-        sinks: receive the events of all rounds, before sinks that subscribe later.
+        config: The settings.
+        backend: Backend that runs subrounds. The context owns it, and `close` closes
+            it.
+        sinks: Sinks that receive the events of all rounds, before sinks that subscribe
+            later.
 
     Attributes:
-        lists: of clients that come again, kept for as long as this is open.
-        read_limits: what may be read of arguments, in this process.
+        holders: Who uses the context. The last `with` statement to end closes it.
+        lists: Cache of lists of clients that calls pass again. `close` clears it.
+        read_limits: Limits on the data that this process reads of arguments.
     """
 
     def __init__(
@@ -102,10 +203,24 @@ class ExecutionContext(flf.SyncContext):
         self._sinks = events.Sinks(
             [self._report, SlowPathWarnings(), *backend.sinks, *sinks]
         )
-        self._startup = StartupProgress(self._sinks.on_event, backend.await_ready)
         self._checks = ComputationChecks(in_process=config.backend == "local")
         self._chains = ComputationCache(_to_chain)
-        self._rounds = Rounds(
+        self._main = self._open_group(backend)
+        self._groups = {
+            name: self._open_group(each) for name, each in backend.groups.items()
+        }
+        self._group = contextvars.ContextVar("group", default=self._main)
+        self.holders = Holders()
+        self.lists = ListCache(config.workers.client_bytes)
+        self.read_limits = config.driver_limits
+        self._pid = os.getpid()
+        self._thread: LoopThread | CallingThread | None = (
+            CallingThread() if config.debug else LoopThread("ray_fed rounds")
+        )
+
+    def _open_group(self, backend: Backend) -> _Group:
+        config = self._config
+        rounds = Rounds(
             backend.runners,
             RoundPolicy(
                 cut_leaves=lambda n: merge_tree.cut_leaves(n, config.clients_per_leaf),
@@ -119,25 +234,22 @@ class ExecutionContext(flf.SyncContext):
                 emit=self._sinks.on_event,
                 call_s=_call_s(config),
                 jit=config.kernels.jit,
-                vectorised_clients=config.kernels.vectorised_clients,
+                vectorized_clients=config.kernels.vectorized_clients,
                 has_own_runners=True,
                 kept_bytes=config.kept_bytes,
                 max_dropped_clients=config.max_dropped_clients,
             ),
         )
-        self.lists = ListCache(config.workers.client_bytes)
-        self.read_limits = config.driver_limits
-        self._pid = os.getpid()
-        self._thread: LoopThread | CallingThread | None = (
-            CallingThread() if config.debug else LoopThread("ray_fed rounds")
+        return _Group(
+            rounds, StartupProgress(self._sinks.on_event, backend.await_change)
         )
 
     @property
     def is_open(self) -> bool:
-        """Whether the context can be called: false once it is closed.
+        """Whether the context can be called.
 
-        False, too, once `ray.shutdown` ended the Ray that it runs on, and in a process
-        that was forked from its own.
+        This is false once the context is closed, or `ray.shutdown` has ended its Ray.
+        It is also false in a forked process.
         """
         try:
             self._open_thread()
@@ -152,29 +264,53 @@ class ExecutionContext(flf.SyncContext):
 
     @property
     def last_report(self) -> RoundReport | None:
-        """What the latest call cost; None before the first one returns."""
+        """Report of the latest call, or None before the first one returns."""
         return self._report.last
 
     @property
     def num_calls(self) -> int:
-        """Calls so far: the next one's random numbers are keyed by it."""
-        return self._rounds.num_calls
+        """Number of calls so far. The next call's random numbers depend on it."""
+        return self._main.rounds.num_calls
 
     @tracebacks.shorten
     def resume_at(self, num_calls: int) -> None:
-        """Give the next call the number that it has in an interrupted run.
+        """Set the number of the next call, to continue an interrupted run.
 
         Args:
-            num_calls: `num_calls` of that run as it saved its state; >= 0.
+            num_calls: The value of `num_calls` when the run saved its state, >= 0.
 
         Raises:
-            CardinalityError: it is below zero.
-            ValueMismatchError: it is no whole number.
+            CardinalityError: `num_calls` is negative.
+            ValueMismatchError: `num_calls` is not an integer.
         """
-        self._rounds.num_calls = type_checks.check_count(num_calls, "num_calls", 0)
+        self._main.rounds.num_calls = type_checks.check_count(num_calls, "num_calls", 0)
+
+    @contextlib.contextmanager
+    def on_workers(self, group: str) -> Generator[None]:
+        """Run the calls of a `with` block on the workers of a group.
+
+        A call runs on the workers of one group alone. So the bits of its result depend
+        on the device and the threads of these workers, and not on other groups.
+
+        Args:
+            group: A name of `Config.worker_groups`.
+
+        Raises:
+            ConfigError: There is no such group.
+        """
+        if group not in self._groups:
+            raise errors.ConfigError(
+                f"Expected one of the `worker_groups` {sorted(self._groups)}, found"
+                f" `{errors.describe(group)}`."
+            )
+        token = self._group.set(self._groups[group])
+        try:
+            yield
+        finally:
+            self._group.reset(token)
 
     def subscribe(self, sink: events.EventSink) -> None:
-        """Send the events of all later rounds to a sink, on ray_fed's own thread."""
+        """Send the events of all later rounds to a sink, on a thread of ray_fed."""
         self._sinks.add(sink)
 
     def unsubscribe(self, sink: events.EventSink) -> None:
@@ -186,34 +322,36 @@ class ExecutionContext(flf.SyncContext):
     def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Run a computation, or a MergeableCompForm, on its argument.
 
-        Where the parameter's type has functions, the argument has computations.
+        If the parameter's type has functions, pass computations for them.
 
         Raises:
             TypeError: `comp` is no computation, or the argument is not of its type.
-            CardinalityError: client values in the argument differ in number.
-            UnsupportedError: a graph has Python functions of another process.
-            ComputationError: work of the computation raised.
-            RetryBudgetError: workers died more often than `config.retry` allows.
-            DeadlineError: they hung more often than that.
-            ResourceError: the cluster no longer has room for `workers`, or its nodes
+            CardinalityError: Parts of the argument have values of different numbers of
+                clients.
+            UnsupportedError: A graph has Python functions of another process.
+            ComputationError: The work of the computation raised an error.
+            RetryBudgetError: Workers died more often than `config.retry` allows.
+            DeadlineError: Workers hung more often than `config.retry` allows.
+            ResourceError: The cluster no longer has room for `workers`, or its nodes
                 have GPUs that TensorFlow does not see.
-            ContextStateError: the context was closed.
+            ContextStateError: The context was closed.
         """
         return self.invoke_at(None, comp, arg)
 
     def invoke_at(self, number: int | None, comp: Any, arg: Any) -> Any:
-        """Do what `invoke` does, with the random numbers of a call of a number.
+        """Run a computation as `invoke` does, with the random numbers of one call.
 
         Args:
-            number: of the call, which is not counted then; None: the next one.
-            comp: to run.
-            arg: of it.
+            number: Number of the call, which `num_calls` then does not count. None
+                takes the next number.
+            comp: The computation or MergeableCompForm.
+            arg: Its argument.
         """
-        started = time.monotonic()  # it may take longer to read an argument than to run
+        started = time.monotonic()  # reading an argument may take longer than the call
         thread = self._open_thread()
         comp, argument = read_invocation(comp, arg, self.read_limits, self.lists)
-        spec = self._rounds.new_call(started=started, number=number)
-        result = thread.wait_for(self._invoke(comp, argument, spec))
+        spec = self._main.rounds.new_call(started=started, number=number)
+        result = thread.wait_for(self._invoke(comp, argument, spec, self._group.get()))
         return plain_values.from_plain(result, comp.type_signature.result)
 
     def start(
@@ -223,29 +361,33 @@ class ExecutionContext(flf.SyncContext):
         deliver: Callable[[Components], None],
         number: int | None = None,
     ) -> concurrent.futures.Future[None]:
-        """Start a call whose result stays, each component by itself, where it was made.
+        """Start a call that delivers its result component by component, unread.
+
+        On Ray, large components stay in the object store. `prepare` and `deliver` run
+        on a thread of ray_fed.
 
         Args:
-            comp: a computation whose result holds nothing placed at clients.
-            prepare: returns its argument, plain; components of it may be stored.
-            deliver: takes the components of the result, in the order of
-                `ray_fed.values.components`: each plain or stored, for `fetch`.
-            number: of the call, which is not counted then; None: the next one.
+            comp: A computation whose result has no values placed at clients.
+            prepare: Returns the plain argument. Components of it may be stored.
+            deliver: Receives the components of the result, in the order of
+                `ray_fed.values.components`. `fetch` reads a component.
+            number: Number of the call, which `num_calls` then does not count. None
+                takes the next number.
 
         Returns:
-            A future of the call; it raises what the call raises. `prepare`, `deliver`
-            and `fetch` run on ray_fed's own thread.
+            A future of the call. It raises the error of the call.
 
         Raises:
-            ContextStateError: the context was closed.
+            ContextStateError: The context was closed.
         """
         thread = self._open_thread()
-        spec = self._rounds.new_call(by_component=True, number=number)
+        spec = self._main.rounds.new_call(by_component=True, number=number)
+        group = self._group.get()
 
         async def run() -> None:
-            argument = await prepare()  # may wait for the call before
+            argument = await prepare()  # may wait for the result of the call before
             begun = dataclasses.replace(spec, started=time.monotonic())
-            deliver(await self._invoke(comp, argument, begun))
+            deliver(await self._invoke(comp, argument, begun, group))
 
         return thread.submit(run())
 
@@ -253,9 +395,19 @@ class ExecutionContext(flf.SyncContext):
         """Read a component that a call delivered, into this process.
 
         Raises:
-            ContextStateError: the context was closed.
+            ContextStateError: The context was closed.
         """
-        return self._open_thread().submit(self._backend.fetch(component))
+        return self.submit(self._backend.fetch(component))
+
+    def submit(
+        self, coroutine: Coroutine[Any, Any, _T]
+    ) -> concurrent.futures.Future[_T]:
+        """Start a coroutine on the thread that runs the calls of this context.
+
+        Raises:
+            ContextStateError: The context was closed.
+        """
+        return self._open_thread().submit(coroutine)
 
     def _open_thread(self) -> LoopThread | CallingThread:
         if self._thread is None:
@@ -272,22 +424,26 @@ class ExecutionContext(flf.SyncContext):
         self._backend.check()
         return self._thread
 
-    async def _invoke(self, comp: Any, arg: Plain, spec: RoundRequest) -> Plain:
+    async def _invoke(
+        self, comp: Any, arg: Plain, spec: RoundRequest, group: _Group
+    ) -> Plain:
         called = comp.up_to_merge if isinstance(comp, MergeableCompForm) else comp
-        async with self._startup.telling(called):
+        async with group.startup.telling(called):
             self._checks.check(comp)
             if isinstance(comp, MergeableCompForm):
                 chain = MergeableCompChain.of(comp)
-            elif (chain := self._chains.get(comp)) is None:
-                return await self._rounds.run_whole(comp, arg, spec)
-            return await self._rounds.run_chain(chain, arg, spec)
+            elif isinstance(chain := self._chains.get(comp), Fallback):
+                return await group.rounds.run_whole(comp, arg, spec, chain)
+            return await group.rounds.run_chain(chain, arg, spec)
 
     def _facts(self) -> dict[str, Any]:
         counted = self._config.workers.count or self._backend.num_workers
         place = f" ({self._backend.place})" if self._backend.place else ""
+        groups = {"groups": ", ".join(self._groups)} if self._groups else {}
         return {
             "backend": self._config.backend + place,
             "workers": counted if isinstance(counted, int | tuple) else "one a CPU",
+            **groups,
             "calls": self._report.num_calls,
             "seconds": reprs.show_number(self._report.seconds),
             "state": "open" if self.is_open else "closed",
@@ -302,27 +458,33 @@ class ExecutionContext(flf.SyncContext):
         return reprs.draw_facts("ray_fed context", self._facts())
 
     def close(self) -> None:
-        """Stop workers and what was started for them; a second call does nothing."""
+        """Stop the workers, and Ray if the context started it.
+
+        A second call does nothing.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return
         self.lists.clear()
-        if self._pid == os.getpid():  # threads and workers are those of that process
+        if self._pid == os.getpid():  # a forked process has no threads and no workers
             thread.close()
             self._backend.close()
-        if flf.get_context_stack().current is self:
-            flf.set_default_context(_ClosedContext())
+        _uninstall(self)
 
-    def __enter__(self) -> Self:
-        return self
+    def __enter__(self) -> "ExecutionContext":  # noqa: PYI034 (may be another one)
+        return self.holders.enter(self)
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.holders.leave(self)
+
+
+def _uninstall(context: ExecutionContext) -> None:
+    """Make calls of this thread raise an error, if the context is its default."""
+    if flf.get_context_stack().current is context:
+        flf.set_default_context(_ClosedContext())
 
 
 class _ClosedContext(flf.SyncContext):
-    """Says of every call that the context is closed."""
-
     @override
     def invoke(self, comp: Any, arg: Any) -> Any:
         raise errors.ContextStateError(
@@ -330,19 +492,20 @@ class _ClosedContext(flf.SyncContext):
         )
 
 
-def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | None:
-    """Return a computation as a chain of stages; None where it has no such form."""
+def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | Fallback:
+    """Compile a computation to a chain of stages, or return why that is impossible."""
     try:
         with blocks.depth_in_words():
             return compile_to_chain(comp)
-    except errors.CompileError:
-        return None
+    except errors.CompileError as error:
+        said = str(error).rstrip(".")
+        return Fallback(f"a computation without a mergeable form ({said})")
 
 
 def _call_s(config: Config) -> float | None:
-    """Return how long a call of a kernel may take; None turns kernels off.
+    """Return how many seconds a call of a kernel may take. None turns kernels off.
 
-    Debugging steps through the work of one client at a time, so it has none.
+    Debugging turns kernels off, because it steps through one client at a time.
     """
     if config.debug or not config.kernels.enabled:
         return None

@@ -1,8 +1,10 @@
-"""Builds the context that the settings ask for, with its backend: Ray, or threads."""
+"""Builds the context of a configuration, with its backend on Ray or threads."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
+from typing import Any
 
 import ray_fed.errors as errors
 import ray_fed.worker.stacks as stacks
@@ -11,20 +13,24 @@ from ray_fed.contexts.execution_context import Backend, ExecutionContext
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.observability.progress import WaitLine
 
+_OF_RAY = ("num_gpus", "memory", "accelerator_type", "resources", "label_selector")
+"""Settings of workers that only Ray supports."""
+
 _MAX_THREADS = 1024
-"""Workers of the local backend."""
+"""Most workers of the local backend."""
 
 
 def build_context(address: str | None, config: Config) -> ExecutionContext:
     """Return a context on the configured backend.
 
     Args:
-        address: of Ray, see `cluster.session.Session`; not for the local backend.
-        config: settings.
+        address: Address of Ray, see `cluster.session.Session`. It must be None for the
+            local backend.
+        config: The settings.
 
     Raises:
-        ConfigError: an address was given to the local backend.
-        ClusterError: the cluster is not there, or smaller than what is asked for.
+        ConfigError: The local backend does not support the address or a setting.
+        ClusterError: There is no cluster, or it has less than `workers` asks for.
     """
     with WaitLine.create(config.progress) as line:
         make = _local_backend if config.backend == "local" else _ray_backend
@@ -32,7 +38,7 @@ def build_context(address: str | None, config: Config) -> ExecutionContext:
         with contextlib.ExitStack() as failed:
             failed.callback(backend.close)
             context = ExecutionContext(config, backend, [line])
-            failed.pop_all()  # the context closes it
+            failed.pop_all()  # from here on, the context closes the backend
         return context
 
 
@@ -42,18 +48,39 @@ def _ray_backend(
     from ray_fed.cluster.metrics import RoundMetrics
     from ray_fed.cluster.session import Session
 
-    session = Session(address, config, say)
+    groups: dict[str, Backend] = {}
+    with contextlib.ExitStack() as opened:
+
+        def open_pool(address: str | None, **update: Any) -> Session:
+            own = config.model_copy(update={"worker_groups": {}, **update})
+            return opened.enter_context(contextlib.closing(Session(address, own, say)))
+
+        session = open_pool(address)
+        for name, workers in config.worker_groups.items():
+            group = open_pool(None, workers=workers, name=f"{session.program} {name}")
+            groups[name] = _backend_of(group)
+        # `close` closes the last pool first, because the first one may own Ray.
+        close = opened.pop_all().close
+    return dataclasses.replace(
+        _backend_of(session),
+        close=close,
+        sinks=[RoundMetrics(session.program)],
+        groups=groups,
+    )
+
+
+def _backend_of(session: Any) -> Backend:
+    """Return a backend on the pool of a `Session`. Importing its class needs Ray."""
     return Backend(
         session.runners(),
         session.count_workers,
         session.close,
         session.store,
         session.fetch,
-        session.await_ready,
+        session.await_change,
         session.check,
         spreads_subrounds=True,
         place=session.place,
-        sinks=[RoundMetrics()],
     )
 
 
@@ -64,12 +91,12 @@ def _local_backend(
         raise errors.ConfigError(
             f"Expected no address for the local backend, found `{address}`."
         )
-    if config.workers.num_gpus or config.workers.resources:
+    asked = [name for name in _OF_RAY if getattr(config.workers, name)]
+    if asked:
         raise errors.ConfigError(
-            "Expected neither `workers.num_gpus` nor `workers.resources` for the local"
-            " backend, whose workers are threads of this process, found"
-            f" {config.workers.num_gpus:g} and {dict(config.workers.resources)}: set"
-            ' backend="ray".'
+            f"Expected no `workers.{asked[0]}` for the local backend, whose workers are"
+            f" threads of this process, found `{getattr(config.workers, asked[0])}`:"
+            ' set backend="ray".'
         )
     say("importing TensorFlow")
     num_threads = _count_threads(config)

@@ -1,6 +1,6 @@
-"""Before a computation's first call: refuses what cannot run, says what is awaited.
+"""Checks a computation before its first call, and reports what calls wait for.
 
-TensorFlow is imported only for a computation that seems to have Python functions.
+The checks import TensorFlow only if a computation seems to have Python functions.
 """
 
 import asyncio
@@ -11,27 +11,25 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import federated_language as fl
 
-import ray_fed.errors as errors
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.language import blocks, intrinsics
 from ray_fed.observability import events
-from ray_fed.plan.outcomes import Progress
 from ray_fed.rounds.execution import Computation, ComputationCache
 
 flf = fl.framework
 _logger = logging.getLogger(__name__)
 
 _MARKS = frozenset({b"PyFunc", b"GeneratorDataset"})
-"""One of them is in the bytes of every graph with Python functions, as part of an op's
-name; other graphs may have them, too."""
+"""Parts of op names. Every graph with Python functions has one of them in its bytes.
+Other graphs may have one, too."""
 _SIMULATED = frozenset(uri.encode() for uri in intrinsics.SIMULATED)
 
 
 class ComputationChecks:
-    """Checks each computation once, as walking through one may take longer than a call.
+    """Checks each computation once, because a check may take longer than a call.
 
     Args:
-        in_process: whether graphs run in this process; otherwise they run in workers.
+        in_process: Whether graphs run in this process, and not in workers.
     """
 
     def __init__(self, *, in_process: bool) -> None:
@@ -40,12 +38,13 @@ class ComputationChecks:
         self._checked = ComputationCache(self._check)
 
     def check(self, comp: flf.ConcreteComputation | MergeableCompForm) -> None:
-        """Raise if graphs have Python functions that they cannot call.
+        """Raise an error if a graph has Python functions that it cannot call.
 
-        Logs a warning, once, where secure aggregation is simulated.
+        If the computation simulates secure aggregation, this also logs a warning. The
+        warning appears once.
 
         Raises:
-            UnsupportedError: a graph has Python functions, and runs in another process
+            UnsupportedError: A graph has Python functions, and runs in another process
                 than the one that traced it.
         """
         if isinstance(comp, MergeableCompForm):
@@ -55,7 +54,7 @@ class ComputationChecks:
             self._checked.get(comp)
 
     def _check(self, comp: flf.ConcreteComputation) -> None:
-        # Most computations have none of it, and their bytes are searched in no time.
+        # Most computations have no mark, and searching their bytes is quick.
         written = comp.to_proto().SerializeToString()
         if not any(mark in written for mark in _MARKS | _SIMULATED):
             return
@@ -96,78 +95,78 @@ class ComputationChecks:
 
 
 _PATIENCE_S = 0.5
-"""A call that takes less is told of by its result alone."""
+"""Seconds before a first call sends an event."""
 
-AwaitReady = Callable[[Progress | None], Awaitable[Progress]]
-"""From a progress to the next one, once that differs; from None to the present one."""
+_LATER_PATIENCE_S = 5.0
+"""Seconds before a later call sends an event. It starts in milliseconds unless it waits
+for workers."""
+
+AwaitChange = Callable[[str | None], Awaitable[str]]
+"""Takes the text that it returned before, or None. Returns what calls wait for, in
+words, once that text differs. The text is "" while they wait for no worker."""
 
 
 @dataclasses.dataclass
 class _Calls:
-    comp: Computation
     has_returned: bool = False
 
 
 class StartupProgress:
-    """Sends `events.Waiting` while a computation has not returned once.
+    """Sends `events.Waiting` while calls wait for workers.
+
+    The first call of a computation also says that it is traced and compiled.
 
     Args:
-        emit: takes the events.
-        await_ready: see `Backend.await_ready`.
+        emit: Takes the events.
+        await_change: See `Backend.await_change`.
     """
 
     def __init__(
-        self, emit: Callable[[events.Event], None], await_ready: AwaitReady | None
+        self, emit: Callable[[events.Event], None], await_change: AwaitChange | None
     ) -> None:
         self._emit = emit
-        self._await_ready = await_ready
-        self._calls = ComputationCache(_Calls)
+        self._await_change = await_change
+        self._calls = ComputationCache(lambda _: _Calls())
 
     @contextlib.asynccontextmanager
     async def telling(self, comp: Computation) -> AsyncGenerator[None]:
-        """Send events while the first call of a computation, the `with` block, runs.
-
-        Later calls have nothing to wait for that is worth a word.
-        """
+        """Send events while the `with` block runs a call of the computation."""
         calls = self._calls.get(comp)
-        if calls.has_returned:
+        is_first = not calls.has_returned
+        if not is_first and self._await_change is None:
             yield
             return
-        task = asyncio.ensure_future(self._tell())
+        tasks: list[asyncio.Task[None]] = []
+
+        def start() -> None:
+            tasks.append(asyncio.ensure_future(self._tell(is_first=is_first)))
+
+        # A timer costs less than a task, and most calls end before it is due.
+        patience_s = _PATIENCE_S if is_first else _LATER_PATIENCE_S
+        timer = asyncio.get_running_loop().call_later(patience_s, start)
         try:
             yield
             calls.has_returned = True
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            timer.cancel()
+            for task in tasks:
+                task.cancel()
+                await asyncio.wait([task])
 
-    async def _tell(self) -> None:
-        """Send events until the task is cancelled; none if that happens soon."""
-        await asyncio.sleep(_PATIENCE_S)
+    async def _tell(self, *, is_first: bool) -> None:
+        """Send events until the task is cancelled."""
+        otherwise = "tracing and compiling" if is_first else ""
+        told, activity = None, ""
         try:
-            if self._await_ready is not None:
-                await self._tell_of_workers(self._await_ready)
-            self._emit(events.Waiting("tracing and compiling"))
+            while self._await_change is not None:
+                told = await self._await_change(told)
+                if (told or otherwise) != activity:
+                    activity = told or otherwise
+                    self._emit(events.Waiting(activity))
+            self._emit(events.Waiting(otherwise))
             await asyncio.Event().wait()
-        except errors.ClusterError:
-            pass  # the call itself raises it
+        except Exception:
+            _logger.debug("The pool did not say what is waited for.", exc_info=True)
         finally:
-            self._emit(events.Waiting(""))
-
-    async def _tell_of_workers(self, await_ready: AwaitReady) -> None:
-        progress = await await_ready(None)
-        while progress[0] < max(1, progress[1]):
-            self._emit(events.Waiting(_describe(*progress)))
-            progress = await await_ready(progress)
-
-
-def _describe(num_ready: int, num_workers: int, needed: str) -> str:
-    counted = "1 worker" if num_workers == 1 else f"{num_workers} workers"
-    if needed:
-        ready = f"{num_ready} of {counted} ready, " if num_ready else ""
-        return f"{ready}waiting for {needed}"
-    if num_workers == 0:
-        return "looking for room for workers"
-    if num_ready == 0:
-        return f"starting {counted}: TensorFlow"
-    return f"{num_ready} of {counted} ready"
+            if activity or is_first:
+                self._emit(events.Waiting(""))

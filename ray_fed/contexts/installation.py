@@ -1,7 +1,5 @@
-"""`init`, `create_context`, `shutdown`: one default context for a process."""
+"""`init`, `create_context` and `shutdown`, for one default context in a process."""
 
-import os
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -9,23 +7,24 @@ import federated_language as fl
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed.config import Config, check_config
-from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.config import Config, check_address, resolve_config
+from ray_fed.contexts.execution_context import ExecutionContext, Holders
 from ray_fed.contexts.factory import build_context
 
 flf = fl.framework
 
 
 class _Installation:
-    """The context that `init` installed, if any; there is one for the process."""
+    """Holds the context that `init` installed. A process has one installation."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._context: ExecutionContext | None = None
         self._address: str | None = None
 
     def install(self, address: str | None, config: Config) -> ExecutionContext:
-        with self._lock:
+        # The lock is also held while a context closes, so that a new context is built
+        # only after the old one has ended.
+        with Holders.lock:
             context = self._context
             if context is not None and context.is_open:
                 asked = {"address": address, **config.model_dump()}
@@ -36,28 +35,25 @@ class _Installation:
                         f" installed, found other ones: {_differing(installed, asked)}."
                         " Call ray_fed.shutdown() first, or `init` with those."
                     )
-                flf.set_default_context(context)
-                return context
-            context = build_context(address, config)
-            self._context, self._address = context, address
+            else:
+                context = build_context(address, config)
+                context.holders = Holders(lambda: self.install(address, config))
+                self._context, self._address = context, address
+            context.holders.add()
             flf.set_default_context(context)
             return context
 
     def remove(self) -> None:
-        with self._lock:
+        with Holders.lock:
             context, self._context = self._context, None
-        if context is not None:
-            context.close()
-
-    def renew_lock(self) -> None:
-        """Have a lock that no thread holds, as one may when a process is forked."""
-        self._lock = threading.Lock()
+            if context is not None:
+                context.close()
 
 
 def _differing(installed: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Return the settings that differ, by name, with both values.
+    """Return the names of the settings that differ, with both values.
 
-    Without those of `runtime_env`, which may hold secrets.
+    Values of `runtime_env` are left out, because they may contain secrets.
     """
     before, after = dict(_flat(installed)), dict(_flat(asked))
     names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
@@ -78,36 +74,38 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 _installation = _Installation()
-os.register_at_fork(after_in_child=_installation.renew_lock)
 
 
 @tracebacks.shorten
 def init(
     address: str | None = None, *, config: Config | None = None
 ) -> ExecutionContext:
-    """Connect, build a context and make it federated_language's default here.
+    """Build a context, and make it federated_language's default in this thread.
 
-    Each thread has a default of its own: call `init` again, with the same arguments, in
-    another thread to install the context there, too.
+    Each thread has its own default. To install the context in another thread, call
+    `init` again there with the same arguments.
 
     Args:
-        address: "local" starts a Ray of its own, "auto" or "ray://..." joins one; None
-            joins, as `ray.init` does, the one that this process is connected to, that
-            RAY_ADDRESS names, or that this user's `ray start` announced; else starts
-            one.
-        config: settings; None reads `RAY_FED_...` variables.
+        address: "local" starts a new Ray. "auto", "host:port" or "ray://host:port"
+            joins a running Ray. None joins as `ray.init` does: the Ray that this
+            process is connected to, the Ray at RAY_ADDRESS, or the Ray that this user's
+            `ray start` announced. If there is none, None starts a new Ray.
+        config: Settings. `RAY_FED_...` variables set the fields that it leaves out.
 
     Returns:
-        The context; where one is installed for the same arguments, that one. A `with`
-        statement closes it.
+        The new context, or the installed one if it has the same arguments. A `with`
+        statement closes it at its end, unless others still use it. Others are `with`
+        statements of any thread, and an `init` before all these statements. Then the
+        last user closes it, or `shutdown`.
 
     Raises:
-        ContextStateError: another context is installed.
-        ConfigError: the environment holds a setting that is not one, `config` is no
+        ContextStateError: A context with other arguments is installed.
+        ConfigError: A variable of the environment is no valid setting, `config` is no
             `Config`, or `address` is no text.
-        ClusterError: there is no cluster at the address, or it is too small.
+        ClusterError: There is no cluster at the address, or it is too small.
     """
-    return _installation.install(address, _settings(config))
+    check_address(address)
+    return _installation.install(address, resolve_config(config))
 
 
 @tracebacks.shorten
@@ -117,22 +115,22 @@ def create_context(
     """Return the context that `init` would build, without installing it.
 
     Args:
-        config: settings; None reads `RAY_FED_...` variables.
-        address: as for `init`.
+        config: Settings. `RAY_FED_...` variables set the fields that it leaves out.
+        address: Address of Ray, as for `init`.
 
     Raises:
-        ConfigError: the environment holds a setting that is not one, `config` is no
+        ConfigError: A variable of the environment is no valid setting, `config` is no
             `Config`, or `address` is no text.
-        ClusterError: there is no cluster at the address, or it is too small.
+        ClusterError: There is no cluster at the address, or it is too small.
     """
-    return build_context(address, _settings(config))
-
-
-def _settings(config: object) -> Config:
-    return Config.load() if config is None else check_config(config)
+    check_address(address)
+    return build_context(address, resolve_config(config))
 
 
 @tracebacks.shorten
 def shutdown() -> None:
-    """Close the context that `init` installed; without one, do nothing."""
+    """Close the context that `init` installed, even if others still use it.
+
+    If no context is installed, nothing happens.
+    """
     _installation.remove()

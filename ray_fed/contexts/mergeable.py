@@ -1,4 +1,4 @@
-"""`MergeableCompExecutionContext`, with the constructor that its document gives."""
+"""`MergeableCompExecutionContext`, with the constructor of its documentation."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -27,30 +27,32 @@ flf = fl.framework
 class MergeableCompExecutionContext(flf.SyncContext):
     """Executes computations in mergeable form, one slice of the clients at a time.
 
-    The cohort is cut into `num_subrounds` contiguous slices of nearly equal size, none
-    of them empty. `up_to_merge` runs on each slice, on any context that is free. A
-    context that retries a failure repeats one slice. Partials are merged along a binary
-    tree and results of clients returned in client order, in whatever order slices
-    finish. Without client values in the argument, each subround takes the whole
-    argument, and their partials are merged in the same way. Calls may come from several
-    threads at a time, and from a running event loop.
+    The cohort is cut into at most `num_subrounds` contiguous slices of nearly equal
+    size. No slice is empty. `up_to_merge` runs on each slice, on any free context. A
+    context that retries a failure repeats only its slice.
+
+    Partials are merged along a binary tree, and results of clients are in client order.
+    Neither depends on the order in which slices finish. If the argument has no client
+    values, each subround takes the whole argument, and the partials are merged in the
+    same way. Several threads may call the context at a time, also from a running event
+    loop.
 
     Args:
-        async_contexts: run the computations of a form; their `invoke` is a coroutine
-            function. Not owned.
-        compiler_fn: makes a form of a computation, of whichever kind, once for each;
-            None: only forms are executed.
-        transform_args: applied to the argument of a call, first; to None where the
-            call has no argument.
-        transform_result: applied to its result, last.
-        num_subrounds: slices of a round, >= 1; None: one for each context. Slices
-            wait for a free context.
+        async_contexts: Contexts that run the computations of a form. Their `invoke` is
+            a coroutine function. They are not owned.
+        compiler_fn: Compiles a computation of any kind to a form. It is called once for
+            each computation. With None, the context executes only forms.
+        transform_args: Applied to the argument of a call first. If the call has no
+            argument, it receives None.
+        transform_result: Applied to the result of a call last.
+        num_subrounds: Number of slices of a round, >= 1, or None for one slice for each
+            context. Slices wait for a free context.
 
     Raises:
-        UnsupportedError: no context was given.
+        UnsupportedError: `async_contexts` is empty.
         CardinalityError: `num_subrounds` is below one.
         ValueMismatchError: `async_contexts` is no sequence of `AsyncContext`s, another
-            argument is not callable, or `num_subrounds` is no whole number.
+            argument is not callable, or `num_subrounds` is not an integer.
     """
 
     def __init__(
@@ -91,27 +93,32 @@ class MergeableCompExecutionContext(flf.SyncContext):
     @override
     @tracebacks.shorten
     def invoke(self, comp: Any, arg: Any = None) -> Any:
-        """Execute a form, or a computation that `compiler_fn` makes a form of.
+        """Execute a form, or a computation that `compiler_fn` compiles to a form.
 
         Args:
-            comp: a `MergeableCompForm`, or a computation.
-            arg: the argument; None for none.
+            comp: A `MergeableCompForm`, or a computation.
+            arg: The argument, or None without one. `transform_args` and the contexts
+                receive its structures as Structs.
 
         Returns:
-            The result in the Python containers of its type, numpy at the leaves.
+            The result in the Python containers of its type, with numpy values at the
+            leaves.
 
         Raises:
             ValueMismatchError: `comp` is neither a form nor a computation, there is an
                 argument that it does not take, `compiler_fn` returned no form, or a
                 context's `invoke` returned no awaitable.
-            UnsupportedError: `comp` is a computation and there is no compiler.
-            CardinalityError: client values in the argument differ in number.
+            UnsupportedError: `comp` is a computation, and `compiler_fn` is None.
+            CardinalityError: Parts of the argument have values of different numbers of
+                clients.
         """
         is_any = self._forms is not None and isinstance(comp, flf.Computation)
         function = comp.type_signature if is_any else function_type_of(comp)
         type_spec = type_checks.function_type(function)
         if self._transform_args is not None:
-            arg = self._transform_args(arg)
+            arg = self._transform_args(
+                plain_values.as_structs(arg, type_spec.parameter)
+            )
         type_checks.check_no_argument(type_spec, arg)
         result = self._thread.wait_for(self._invoke(comp, arg))
         if self._transform_result is not None:
@@ -135,7 +142,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
         return self._forms.get(comp), comp.type_signature.result
 
     def close(self) -> None:
-        """Stop the thread that runs rounds; the context cannot be used after."""
+        """Stop the thread that runs rounds. The context cannot be used afterwards."""
         self._thread.close()
 
 

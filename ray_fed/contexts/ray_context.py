@@ -21,7 +21,7 @@ import ray_fed.values.plain_values as plain_values
 from ray_fed.cluster.metrics import RoundMetrics
 from ray_fed.cluster.session import Session
 from ray_fed.compiler.binding import read_invocation
-from ray_fed.config import Config, check_config
+from ray_fed.config import Config, resolve_config
 from ray_fed.contexts.first_calls import ComputationChecks
 from ray_fed.executors.loops import LoopThread
 from ray_fed.language import type_checks
@@ -36,15 +36,15 @@ flf = fl.framework
 
 @dataclasses.dataclass(frozen=True)
 class _Pool:
-    """The pool that several contexts share, with all that belongs to it.
+    """The session, thread and counters that several contexts share.
 
     Attributes:
-        config: of the pool.
-        session: owns the pool.
-        thread: runs all calls, as a caller's event loop may end before leases are
-            given back.
-        numbers: numbers the calls in the order in which they begin.
-        checks: checks each computation before its first call.
+        config: Settings of the pool.
+        session: Session that owns the pool.
+        thread: Thread that runs all calls. A caller's own event loop may end before the
+            call gives its workers back.
+        numbers: Numbers of the calls, in the order in which they begin.
+        checks: Checks each computation before its first call.
     """
 
     config: Config
@@ -61,26 +61,27 @@ class _Pool:
 class RayExecutionContext(flf.AsyncContext):
     """Runs each computation whole, as one Ray task on one worker of a pool.
 
-    A task whose worker dies runs again on another one, within `config.retry`, and draws
-    the same random numbers. Calls may come from any event loop, several at a time. With
-    `pool_of`, several contexts use one pool:
+    If a worker dies, the task runs again on another one, as often as `config.retry`
+    allows. It draws the same random numbers again. Any event loop may call the context,
+    also several at a time. With `pool_of`, several contexts use one pool:
 
         with RayExecutionContext(Config(workers=3)) as first:
             others = [RayExecutionContext(pool_of=first) for _ in range(2)]
             context = MergeableCompExecutionContext([first, *others], compiler_fn)
 
     Args:
-        config: `workers`, `subrounds.timeout_s`, `retry`, `seed`, `data`,
-            `default_num_clients`, `clients_per_leaf` and `runtime_env` count here.
-        address: of Ray, as for `ray_fed.init`.
-        pool_of: a context whose pool this one uses, too; that context owns it.
+        config: The settings. Only `workers`, `subrounds.timeout_s`, `retry`, `seed`,
+            `data`, `default_num_clients`, `clients_per_leaf` and `runtime_env` are
+            used.
+        address: Address of Ray, as for `ray_fed.init`.
+        pool_of: A context that owns a pool. The new context uses the same pool.
 
     Raises:
-        ConfigError: the backend is not "ray", a pool was given and settings, too, or
-            `config` is no `Config`.
-        ValueMismatchError: `pool_of` is no such context.
-        ClusterError: there is no cluster at the address.
-        ResourceError: the cluster is smaller than what `workers` asks for.
+        ConfigError: The backend is not "ray", `config` is no `Config`, or `pool_of` was
+            passed with `config` or `address`.
+        ValueMismatchError: `pool_of` is no `RayExecutionContext`.
+        ClusterError: There is no cluster at the address.
+        ResourceError: The cluster has less than `workers` asks for.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class RayExecutionContext(flf.AsyncContext):
         self._pool = _start(config, address) if pool_of is None else pool_of._open_pool  # noqa: SLF001 (of this class)
         config, session = self._pool.config, self._pool.session
         self._report = ReportBuilder()
-        self._sinks = events.Sinks([self._report, RoundMetrics()])
+        self._sinks = events.Sinks([self._report, RoundMetrics(session.program)])
         self._rounds = Rounds(
             session.runners(),
             RoundPolicy(
@@ -127,11 +128,11 @@ class RayExecutionContext(flf.AsyncContext):
 
     @property
     def last_report(self) -> RoundReport | None:
-        """What the latest call that returned cost; None before the first returns."""
+        """Report of the latest call that returned, or None before the first one."""
         return self._report.last
 
     def subscribe(self, sink: events.EventSink) -> None:
-        """Send the events of all later calls to a sink, on ray_fed's own thread."""
+        """Send the events of all later calls to a sink, on a thread of ray_fed."""
         self._sinks.add(sink)
 
     @override
@@ -140,10 +141,11 @@ class RayExecutionContext(flf.AsyncContext):
         """Run a computation on its argument, on one worker.
 
         Returns:
-            The result in the Python containers of its type, numpy at the leaves.
+            The result in the Python containers of its type, with numpy values at the
+            leaves.
 
         Raises:
-            RayFedError: as `ExecutionContext.invoke` raises it, for the same reasons.
+            RayFedError: See `ExecutionContext.invoke`, which raises the same errors.
         """
         pool, started = self._open_pool, time.monotonic()
         comp, argument = read_invocation(comp, arg, pool.config.driver_limits)
@@ -155,7 +157,7 @@ class RayExecutionContext(flf.AsyncContext):
         )
 
     def close(self) -> None:
-        """Make the context unusable; end the pool, if it is this context's own."""
+        """Close the context, and end the pool if this context owns it."""
         if self._owns_pool and not self._is_closed:
             self._pool.close()
         self._is_closed = True
@@ -168,7 +170,7 @@ class RayExecutionContext(flf.AsyncContext):
 
 
 def _start(config: Config | None, address: str | None) -> _Pool:
-    config = check_config(config)
+    config = resolve_config(config)
     if config.backend != "ray":
         raise errors.ConfigError(
             f'Expected backend="ray" for a RayExecutionContext, found'

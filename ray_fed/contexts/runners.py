@@ -1,11 +1,12 @@
 """Runners: AsyncContexts that are invoked with a plan and return its `Outcome`.
 
-    SequentialRunner    any AsyncContext of federated_language, leaf after leaf
-    LocalRunner         the stack of a device, on a thread of this process
-    RayRunner           a Ray task over an actor of the pool (cluster.session)
+    SequentialRunner    uses any AsyncContext of federated_language, leaf after leaf
+    LocalRunner         uses the stack of a device, on a thread of this process
+    RayRunner           uses Ray and workers of a pool (`cluster.session`)
 
-`invoke(Subround, argument)`, with the values of its clients, and
-`invoke(Finish, (partials, before))` return an `Outcome`.
+`invoke(Subround, argument)` takes the argument with the values of the subround's
+clients. `invoke(Finish, (partials, before))` takes the partials, and the merged values
+of earlier stages. Both return an `Outcome`.
 """
 
 import asyncio
@@ -22,8 +23,9 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
+import ray_fed.values.plain_values as plain_values
 import ray_fed.worker.stacks as stacks
-from ray_fed.executors.loops import gather_by_index, run_in_order
+from ray_fed.executors.fan_out import gather_by_index, run_in_order
 from ray_fed.language import blocks, structs
 from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, merge_tree, outcomes
@@ -40,8 +42,9 @@ class SequentialRunner(flf.AsyncContext):
     """Runs plans by invoking computations on another asynchronous context.
 
     Args:
-        context: invoked with one computation at a time; not owned.
-        name: of the runner in reports.
+        context: Context that is invoked with one computation at a time. It is not
+            owned.
+        name: Name of the runner in reports.
     """
 
     def __init__(self, context: flf.AsyncContext, name: str) -> None:
@@ -106,6 +109,7 @@ class SequentialRunner(flf.AsyncContext):
     async def _call(self, comp: flf.ConcreteComputation, arg: Plain) -> Any:
         if comp.type_signature.parameter is None:
             arg = None
+        arg = plain_values.as_structs(arg, comp.type_signature.parameter)
         result = self._context.invoke(comp, arg)
         if not inspect.isawaitable(result):
             raise errors.ValueMismatchError(
@@ -130,12 +134,13 @@ class LocalRunner(flf.AsyncContext):
     """Runs plans on the stack of a device, in this process, on one thread.
 
     Args:
-        stack: runs clients, merges and everything else; owned.
-        name: of the runner in reports.
-        fingerprint: of this process.
-        limits: of the data that clients' work may read.
-        stepwise: run clients one after another, and Python functions of graphs on the
-            thread that calls `invoke`; for a stack without a thread of its own.
+        stack: Stack that runs clients, merges and everything else. It is owned.
+        name: Name of the runner in reports.
+        fingerprint: Fingerprint of this process.
+        limits: Limits on the data that clients' work may read.
+        stepwise: Whether to run clients one after another, and Python functions of
+            graphs on the thread that calls `invoke`. This is for a stack without a
+            thread of its own.
     """
 
     def __init__(
@@ -164,7 +169,7 @@ class LocalRunner(flf.AsyncContext):
         inner = stack.stack if isinstance(stack, ThreadedStack) else stack
         size = comp.clients_per_leaf
         executors = Executors.of_device(inner, size, self._gather)
-        is_over = threading.Event()  # the thread of the stack sees it
+        is_over = threading.Event()  # the stack's thread checks it
 
         def check() -> None:
             if is_over.is_set():
@@ -179,7 +184,8 @@ class LocalRunner(flf.AsyncContext):
                 read_limits.limited(self._limits, check),
             ):
                 work = evaluation.evaluate_plan(comp, arg, executors)
-                # All of it there: a verb at a time, threads would wait for each other.
+                # The whole plan runs on the stack's thread. With one call for each
+                # operation, threads would wait for each other.
                 ran = stack.run(work) if isinstance(stack, ThreadedStack) else work
                 evaluated = await ran
         except errors.RayFedError:

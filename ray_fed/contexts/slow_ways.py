@@ -1,4 +1,4 @@
-"""Tells once, in the terminal, that work takes a slow way, why, and what is quick."""
+"""Warns that work takes a slow path, with the reason and a faster alternative."""
 
 import logging
 
@@ -7,22 +7,24 @@ from ray_fed.observability import events
 _logger = logging.getLogger(__name__)
 
 _SLOW_S = 1.0
-"""A round that takes less is slow in no way that anybody would notice."""
+"""Seconds of a round from which a slow path is worth a warning."""
 
 _QUICK = (
     ("`sequence_", "write it as one TensorFlow computation of the dataset"),
     ("keys that clients compute", "pass them as an argument, or compute them of less"),
     ("for all clients", "send tensors, or what `rtf.data` names at each client"),
     (" tensors ", "stack small tensors to fewer, larger ones"),
+    ("a result at clients", "return an aggregate of it, where that is enough"),
+    ("without a mergeable form", "write it as the text in brackets says"),
     ("not of the form", "let ray_fed compile the computation"),
 )
-"""What is quick, by a part of the reason."""
+"""Pairs of a part of a reason, and the faster alternative."""
 
 
 class SlowPathWarnings:
-    """Logs a warning, once for each reason, where a round of a second took a slow way.
+    """An event sink that logs a warning if a round of a second took a slow path.
 
-    It is a sink of events.
+    It logs each warning once.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,7 @@ class SlowPathWarnings:
         self._logged: set[str] = set()
 
     def on_event(self, event: events.Event) -> None:
-        """Take note of a slow way; warn when its round is over."""
+        """Remember a slow path, and log it when its round is over."""
         match event:
             case events.RoundStarted():
                 self._remarks.clear()

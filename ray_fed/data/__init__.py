@@ -2,5 +2,6 @@
 
 from ray_fed.data.client_data import ClientData as ClientData
 from ray_fed.values.client_references import ClientReference as ClientReference
+from ray_fed.values.client_references import NamedClients as NamedClients
 
-__all__ = ["ClientData", "ClientReference"]
+__all__ = ["ClientData", "ClientReference", "NamedClients"]

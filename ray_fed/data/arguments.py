@@ -1,4 +1,4 @@
-"""Arguments of `ClientData` that a user may get wrong, checked when it is made."""
+"""Checks of the arguments of `ClientData`."""
 
 import collections
 import math
@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 from ray_fed.language import structs
+from ray_fed.values.client_references import plain_id
 
 
 def read_member_type(given: object) -> fl.Type:
-    """Return the type of what each client has, from what converts to it.
+    """Return the type of a client's value, from anything that converts to it.
 
     Raises:
-        ValueMismatchError: nothing says a type, or a client cannot have a value of it.
+        ValueMismatchError: It is not a type, or a client cannot have values of it.
     """
     try:
         member = fl.to_type(cast("Any", given))
@@ -35,63 +36,45 @@ def _is_no_value(type_spec: fl.Type) -> bool:
 
 def _no_member_type(given: object) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
-        "Expected the type of what each client has, of tensors, structs and sequences,"
-        f" as `type_spec`, found {errors.describe(given)}: pass the type of one client,"
-        " such as fl.SequenceType(np.float32)."
+        "Expected the type of one client's value, made of tensors, structs and"
+        f" sequences, as `type_spec`, found {errors.describe(given)}: pass a type such"
+        " as fl.SequenceType(np.float32)."
     )
 
 
 def read_ids(given: object) -> list[Any]:
-    """Return ids of clients, in order.
+    """Return ids of clients in types of Python, in order.
 
     Raises:
-        ConfigError: nothing lists them.
+        ConfigError: `given` is not iterable.
     """
     if not isinstance(given, Iterable):
         raise errors.ConfigError(
             f"Expected `ids`, one for each client, found {errors.describe(given)}: pass"
             " a list of them."
         )
-    return list(cast("Iterable[Any]", given))
+    return list(map(plain_id, cast("Iterable[Any]", given)))
 
 
 def check_callable(given: object, name: str) -> None:
-    """Raise unless an argument is a function.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Raise a ConfigError unless an argument can be called."""
     if not callable(given):
         raise errors.ConfigError(
             f"Expected a function as `{name}`, found {errors.describe(given)}."
         )
 
 
-def check_number(given: Any, name: str, least: int = 0) -> None:
-    """Raise unless an argument is a whole number of at least another.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    is_whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
-    if not is_whole or given < least:
-        raise errors.ConfigError(
-            f"Expected `{name}` to be a whole number of at least {least}, found"
-            f" {given!r}."
-        )
-
-
 def check_ids(ids: Sequence[Any]) -> None:
-    """Raise unless each client has an id of its own.
+    """Raise unless ids are unique.
 
     Raises:
-        ConfigError: one cannot be hashed, is missing, or is there twice.
+        ConfigError: An id cannot be hashed, is missing, or occurs twice.
     """
     missing = [client for client in ids if _is_missing(client)]
     if missing:
         raise errors.ConfigError(
-            f"Expected an id of each client, found {errors.describe(missing[0])}, which"
-            " says that there is none: leave it out, such as by `dropna`."
+            f"Expected an id for each client, found {errors.describe(missing[0])}, a"
+            " missing value: leave it out, such as by `dropna`."
         )
     unhashable = [client for client in ids if not _is_hashable(client)]
     if unhashable:
@@ -107,11 +90,29 @@ def check_ids(ids: Sequence[Any]) -> None:
         )
 
 
-def read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64]:
-    """Return one number for each client; text and truth values are none.
+def expect_ids(given: Iterable[Any], ids: Iterable[Hashable]) -> None:
+    """Raise if booleans or floats are passed for ids, unless ids have that type.
+
+    True equals 1 in Python, so a mask would select the clients with the ids 1 and 0.
 
     Raises:
-        ConfigError: there are more or fewer, or one is not finite and >= 0.
+        ConfigError: There are booleans or floats among `given`.
+    """
+    for kind in (bool | np.bool_, float | np.floating):
+        wrong = [client for client in given if isinstance(client, kind)]
+        if wrong and not any(isinstance(client, kind) for client in ids):
+            raise errors.ConfigError(
+                f"Expected ids of clients, found {errors.describe(wrong[0])}: instead"
+                " of a mask, pass the ids where it is true, such as"
+                " `[id for id, chosen in zip(data.ids, mask) if chosen]`."
+            )
+
+
+def read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64]:
+    """Return the weights of clients as floats.
+
+    Raises:
+        ConfigError: Their number is wrong, or a weight is not a finite number >= 0.
     """
     found = np.asarray(weights, object)
     if found.shape != (len(ids),):
@@ -128,9 +129,9 @@ def read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64
 
 
 def _is_missing(client: Any) -> bool:
-    """Return whether an id is None, or NaN, NaT or NA of numpy or pandas."""
+    """Return whether an id is None, or NaN, NaT or NA of NumPy or pandas."""
     if isinstance(client, float | np.floating | np.datetime64 | np.timedelta64):
-        return client != client  # noqa: PLR0124 (so are they told)
+        return client != client  # noqa: PLR0124 (only NaN and NaT differ from themselves)
     return client is None or type(client).__name__ in ("NAType", "NaTType")
 
 

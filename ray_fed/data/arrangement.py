@@ -1,9 +1,10 @@
-"""What is done with a client's rows before its work: declared once, done on the worker.
+"""How a client's rows become the elements of its sequence.
 
     rows --parts--> --take--> --shuffle, for each epoch--> --batch--> elements
 
-The order is fixed, in whichever order it was asked for. Rows are numpy columns, so that
-all of it is indexing: the rows of a client are cached, their arrangement is not.
+The steps always have this order, whatever the order of the calls. A worker applies them
+before the client's work. Rows are NumPy columns, so each step is indexing. The rows of
+a client are cached, but not the result of these steps.
 """
 
 import dataclasses
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.data.arguments import check_number
 from ray_fed.language.structs import Plain
+from ray_fed.language.type_checks import read_whole
 from ray_fed.plan import random_keys
 from ray_fed.values import read_limits
 from ray_fed.values.client_references import ClientSource
@@ -35,18 +36,18 @@ from ray_fed.values.tensor_structures import (
 
 
 def seed_of(*fields: object) -> int:
-    """Return the seed of a generator that some fields name."""
+    """Return a seed of a random generator that depends on the fields alone."""
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:16])
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Some rows of each client, drawn by a seed, or the last ones.
+    """One of the two parts that `hold_out_rows` divides a client's rows into.
 
     Attributes:
-        fraction: of the rows that are held out, above 0 and below 1.
-        seed: >= 0; None: the last rows are held out.
-        is_held_out: whether this is the part held out, or what is left.
+        fraction: Fraction of the rows that is held out, above 0 and below 1.
+        seed: Seed that draws these rows, >= 0. None holds out the last rows.
+        is_held_out: Whether this is the part that is held out, or the rest.
     """
 
     fraction: float
@@ -67,35 +68,34 @@ class Part:
 
 
 def check_fraction(fraction: float, seed: int) -> None:
-    """Raise unless a part can be held out.
+    """Raise unless a fraction is between 0 and 1, and a seed is at least 0.
 
     Raises:
-        ConfigError: the fraction is not between 0 and 1, or the seed is no whole number
-            of at least 0.
+        ConfigError: One of them is out of its range.
     """
     if not isinstance(cast("object", fraction), numbers.Real) or not 0 < fraction < 1:
         raise errors.ConfigError(
             f"Expected a `fraction` above 0 and below 1, found {fraction!r}."
         )
-    check_number(seed, "seed")
+    read_whole("seed", seed, 0)
 
 
 _INDEX_BYTES = 8
-"""What says of each row which one of the base it is."""
+"""Size of a row's index in the order of rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
-    """What is done with the rows of each client.
+    """How the rows of each client are arranged.
 
     Attributes:
-        parts: which of them: of the rows that a part leaves, the next has some.
-        take: the first of those, at most; None: all.
-        shuffles: whether they are in another order in each call and epoch.
-        seed: of the order, >= 0; None: the seed of the configuration.
-        epochs: how often they are gone through, >= 1.
-        batch_size: rows of one element; None: a row is an element.
-        drop_remainder: whether a smaller batch, at the end of an epoch, is left out.
+        parts: Parts of the rows to take. Each applies to the rows of the one before.
+        take: Largest number of rows, from the first one; None takes all.
+        shuffles: Whether the order is random, and new in each call and epoch.
+        seed: Seed of the order, >= 0. None takes the seed of the configuration.
+        epochs: How often the rows are repeated, >= 1.
+        batch_size: Number of rows in an element. None makes each row an element.
+        drop_remainder: Whether to leave out a smaller batch at the end of an epoch.
     """
 
     parts: tuple[Part, ...] = ()
@@ -110,20 +110,40 @@ class Arrangement:
         for name in ("take", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None:
-                check_number(value, name, 1)
+                read_whole(name, value, 1)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the arrangement as JSON, by the names of the `ClientData` methods."""
+        seed = "the seed of the configuration" if self.seed is None else self.seed
+        parts = [
+            [
+                part.fraction,
+                "last" if part.seed is None else part.seed,
+                part.is_held_out,
+            ]
+            for part in self.parts
+        ]
+        return {
+            "hold_out_rows": parts,
+            "take": self.take,
+            "shuffle": seed if self.shuffles else None,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "drop_remainder": self.drop_remainder,
+        }
 
     def element_type(self, row: fl.Type) -> fl.Type:
-        """Return the type of an element, from that of a row.
+        """Return the type of an element, from the type of a row.
 
         Raises:
-            ValueMismatchError: rows cannot be batched.
+            ValueMismatchError: Rows cannot be batched.
         """
         if self.batch_size is None:
             return row
         return batch_type(row)
 
     def weigh(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the rows that clients' work goes through, of those that they have."""
+        """Return the number of rows that each client works on, epochs included."""
         for part in self.parts:
             held = np.round(part.fraction * rows)  # as `round` does in `Part.rows`
             rows = held if part.is_held_out else rows - held
@@ -136,15 +156,15 @@ class ArrangedSource(ClientSource):
     """The rows of another source, arranged.
 
     Args:
-        base: its clients have a sequence of rows each.
-        ids: of the clients, by position.
-        row: the type of a row.
-        arrangement: of the rows.
+        base: The other source. Its clients have sequences of rows.
+        ids: Ids of the clients, by position.
+        row: Type of a row.
+        arrangement: How the rows are arranged.
 
     Attributes:
-        rows: the base.
-        row_weights: of clients as they are in the base, by position, where that is
-            known; stays with the one who arranges.
+        rows: The other source.
+        row_weights: Number of rows of each client in the other source, by position, if
+            it is known. It is not sent to workers.
     """
 
     is_resident = True
@@ -164,6 +184,10 @@ class ArrangedSource(ClientSource):
         self.row = row
         self.arrangement = arrangement
         self.row_weights: list[float] | None = None
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return {**self.rows.describe(), **self.arrangement.describe()}
 
     @override
     def over(self, base: ClientSource) -> "ArrangedSource":
@@ -204,7 +228,6 @@ class ArrangedSource(ClientSource):
         return ColumnarSequence(tuple(columns), len(splits) - 1)
 
     def _kept(self, client: Hashable, count: int) -> NDArray[np.int64]:
-        """Return the rows of one epoch, by index, in the order of the base."""
         rows = np.arange(count)
         for part in self.arrangement.parts:
             rows = rows[part.rows(client, len(rows))]
@@ -213,11 +236,11 @@ class ArrangedSource(ClientSource):
     def _count_epochs(
         self, client: Hashable, rows: ColumnarSequence, num_kept: int
     ) -> int:
-        """Return how often rows are gone through: once where there are none.
+        """Return the number of epochs, or 1 without rows.
 
         Raises:
-            ValueMismatchError: the rows of all epochs are more than one sequence may
-                have.
+            ValueMismatchError: The rows of all epochs are larger than a sequence may
+                be.
         """
         epochs, limit = self.arrangement.epochs, read_limits.limits()
         if epochs == 1 or not num_kept:
@@ -235,7 +258,7 @@ class ArrangedSource(ClientSource):
     def _order(
         self, client: Hashable, count: int, kept: NDArray[np.int64], epochs: int
     ) -> NDArray[np.int64] | None:
-        """Return the rows to take, by index; None: all of them as they are."""
+        """Return indices of rows, or None for all rows in their order."""
         if self.arrangement.shuffles:
             return np.concatenate(
                 [
@@ -253,9 +276,9 @@ class ArrangedSource(ClientSource):
         return np.random.default_rng(drawn).permutation(count)
 
     def _batches(self, length: int, epochs: int) -> tuple[NDArray[np.int64], Any]:
-        """Return where batches begin and end; and which rows are kept, None: all.
+        """Return the bounds of batches, and a mask of rows, or None for all rows.
 
-        A batch has rows of one epoch alone.
+        The rows of a batch are from one epoch.
         """
         declared = self.arrangement
         size, rows = declared.batch_size or 1, length // epochs

@@ -1,12 +1,11 @@
-"""Data of clients, placed once: on the workers that need it, for as long as it fits.
+"""`ClientData`: references to clients with their ids, and how their rows are arranged.
 
-Values at hand: checked within the bounds of the installed context, and counted.
-
-Clients by reference with their ids, and what is done with the rows of each.
+Each worker reads the clients that it needs, and keeps them while they fit.
 """
 
 import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeAlias, TypedDict, Unpack
@@ -22,7 +21,7 @@ import ray_fed.values.plain_values as plain_values
 from ray_fed.data.arguments import (
     check_callable,
     check_ids,
-    check_number,
+    expect_ids,
     read_ids,
     read_member_type,
     read_weights,
@@ -42,11 +41,16 @@ from ray_fed.data.sources import (
     hold_clients,
     join,
 )
+from ray_fed.files.arrow_files import ArrowFormat
 from ray_fed.files.features import ColumnNames, Features, Missing, columns_of
-from ray_fed.files.parquet import Format, RowGroups, TableFiles
+from ray_fed.files.formats import Format
+from ray_fed.files.parquet import ParquetFormat
 from ray_fed.files.sorted_rows import SortedRows
 from ray_fed.files.sqlite_rows import SqliteRows
-from ray_fed.files.table_rows import TABLE, index_clients, to_arrow
+from ray_fed.files.table_files import RowGroups, TableFiles
+from ray_fed.files.table_rows import TABLE, IdColumn, index_clients, to_arrow
+from ray_fed.files.text import TextFormat
+from ray_fed.language.type_checks import is_whole, read_whole
 from ray_fed.observability import reprs
 from ray_fed.values import read_limits, stored
 from ray_fed.values.client_references import (
@@ -58,7 +62,6 @@ from ray_fed.values.client_references import (
 
 
 def _installed_limits() -> read_limits.Limits:
-    """Return what may be read, by the context that is installed in this thread."""
     context: Any = fl.framework.get_context_stack().current
     context = getattr(context, "execution_context", context)  # of a federated context
     limits = getattr(context, "read_limits", None)
@@ -67,12 +70,12 @@ def _installed_limits() -> read_limits.Limits:
 
 @dataclasses.dataclass(frozen=True)
 class TableFacts:
-    """What is known of the rows of a table, to be shown.
+    """Facts about the rows of a table, for its repr.
 
     Attributes:
-        columns: the dtypes of those that rows are made of, by name; none after `map`.
-        drops: whether a client may have fewer rows than were counted, as those with a
-            missing cell are dropped where they are read.
+        columns: The dtype of each column in `x` and `y`, by name. Empty after `map`.
+        drops: Whether a client may have fewer rows than were counted, because rows with
+            missing cells are dropped when they are read.
     """
 
     columns: Mapping[str, str]
@@ -80,23 +83,30 @@ class TableFacts:
 
 
 COPY_BYTES = 4 * 2**30
-"""The most bytes of disk that a machine sorts a table's rows in, unless told."""
+"""Default of `copy_bytes`."""
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A file or a folder, or several; URIs that fsspec knows."""
+"""A file, a folder or a glob pattern, or several; paths, or URIs of fsspec."""
 
 
 class TableOptions(TypedDict, total=False):
     """Options of tables in files.
 
     Attributes:
-        y: the labels, in the ways of `x`; None, the default: there are none.
-        batch_size: rows of a batch; None, the default: each row is an element.
-        dtypes: what columns are cast to, by name; else nothing is cast.
-        missing: what becomes of rows with a null or NaN: "refuse", the default, raises,
-            naming column and client; "drop" leaves them out; "keep" lets NaN through.
-        copy_bytes: the most bytes of disk that a machine sorts rows in, 4 GiB by
-            default; 0: none.
+        y: The labels, in the same forms as `x`. None, the default, means no labels.
+        batch_size: Number of rows in a batch. None, the default, makes each row an
+            element.
+        dtypes: The dtype to cast a column to, by name. Other columns are not cast.
+        missing: How to treat rows with a null or NaN. "refuse", the default, raises an
+            error that names the column and the client. "drop" leaves the rows out.
+            "keep" lets NaN through.
+        copy_bytes: Largest sorted copy of the rows on the disk of a machine, 4 GiB by
+            default. 0 makes no copy.
+        id_type: `str` reads ids as text, so `007` and `7` are two clients. `int` reads
+            whole numbers, so they are one client. None, the default, takes the type of
+            the column. Ids in CSV files and in names of folders are then whole numbers
+            if all of them look like it, and two texts that are one whole number are an
+            error.
     """
 
     y: ColumnNames | None
@@ -104,30 +114,31 @@ class TableOptions(TypedDict, total=False):
     dtypes: Mapping[str, Any] | None
     missing: Missing
     copy_bytes: int
+    id_type: type[Any] | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ClientData(ClientRun):
-    """What clients have, by reference: an argument placed at clients that stays put.
+    """The data of clients, by reference.
 
         data = ClientData.from_function(ids, read_file, dataset_type)
         state = training.next(state, data.select(["anna", "bert"]))
 
-    A sequence of `ClientReference`s. It, a slice, a selection, or a list of its
-    elements may stand wherever a value placed at clients is expected. Nothing of it is
-    read on the way: each worker reads the clients that it is given, lays them out once,
-    and keeps them between rounds, up to `Config.workers.client_bytes`.
+    One of the `from_` functions makes it. It is a sequence of `ClientReference`s. Pass
+    it, a slice, a selection, or a list of its elements wherever a value placed at
+    clients is expected. This process reads nothing then. Each worker reads the clients
+    that it is given, and keeps them between rounds, up to
+    `Config.workers.client_bytes`.
 
-    Made by one of its `from_` functions. Rows that are sequences are arranged by
-    `take`, `shuffle`, `epochs` and `batch`, in this order whatever the order of the
-    calls, on the worker.
+    If clients have sequences of rows, workers apply `take`, `shuffle`, `epochs` and
+    `batch` in this order, whatever the order of the calls.
 
     Attributes:
-        ids: one a client, in order.
-        table: of their rows; None: they are of none, and weights count no rows.
+        ids: One id for each client, in order.
+        table: Facts about the table that has the clients' rows, or None if they do not
+            come from a table. Without a table, weights do not count rows.
     """
 
-    ids: tuple[Hashable, ...] = ()
     table: TableFacts | None = None
 
     def _facts(self) -> dict[str, Any]:
@@ -172,7 +183,7 @@ class ClientData(ClientRun):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.pick(range(len(self))[index])
-        if not isinstance(index, int | np.integer):
+        if not is_whole(index):
             (index,) = self._places([index])
         weight = None if self.weights is None else float(self.weights[index])
         return ClientReference(
@@ -185,38 +196,66 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def select(self, ids: Iterable[Any]) -> Self:
-        """Return the clients of these ids, in this order; an id may stand there twice.
+        """Return the clients with these ids, in this order. An id may occur twice.
 
-        `data[id]` is one client; but a whole number is its place.
+        `data[id]` is one client, but a whole number there is a position.
 
         Raises:
-            ConfigError: there is no client of an id, or one id is given, not several.
+            ConfigError: No client has an id, or `ids` is a single id.
         """
         if isinstance(ids, str | bytes):
             raise errors.ConfigError(
                 f"Expected a list of ids, found {ids!r}: pass it in a list, or take"
                 " `data[id]`, which is one client."
             )
-        return self.pick(self._places(list(ids)))
+        return self.pick(self._places(read_ids(ids)))
 
     @tracebacks.shorten
     def read(self, client: Any) -> Any:
-        """Return what a client has, read in this process, to look at it.
+        """Read the data of a client in this process, to look at it.
 
         Args:
-            client: its id, or its place, where `data[client]` takes that.
+            client: Id of the client, or its position, as for `data[client]`.
 
         Returns:
-            numpy values in Python containers: of a sequence, a list of its elements.
+            NumPy values in Python containers. A sequence is a list of its elements. The
+            values are copies that you can write to.
 
         Raises:
-            ConfigError: there is no client of the id.
-            ValueMismatchError: what is read is not of the client's type.
-            ComputationError: reading it raised.
+            ConfigError: No client has the id.
+            ValueMismatchError: The data is not of the client's type.
+            ComputationError: The function that reads the data raised.
         """
-        return plain_values.from_plain(self[client].read(), self.type_signature)
+        plain = plain_values.copy_plain(self[client].read())
+        return plain_values.from_plain(plain, self.type_signature)
+
+    @tracebacks.shorten
+    def describe(self) -> dict[str, Any]:
+        """Return facts that decide the elements of clients, without reading any.
+
+        A run that resumes compares them.
+
+        Returns:
+            JSON values by name: the arrangement of rows, the columns of a table, a hash
+            of the functions passed to `map`, and a hash of the clients' numbers of
+            rows, or of the sizes of their batches if these are known.
+        """
+        base, _, arrangement = self._base()
+        counts = None if self.table is None else self._row_weights()
+        if isinstance(base, HeldSource):
+            held = (base.held[position] for position in self.positions)
+            sizes = map(stored.sizes_of_sequences, held)
+            counts = [size for each in sizes for size in (len(each), *each)]
+        described = {**base.describe(), **arrangement.describe()}
+        if self.table is not None and self.table.columns:
+            described.setdefault("columns", list(self.table.columns.items()))
+        if counts is not None:
+            content = np.asarray(counts, np.float64).tobytes()
+            described["numbers of rows"] = hashlib.sha256(content).hexdigest()[:16]
+        return described
 
     def _places(self, ids: Sequence[Any]) -> list[int]:
+        expect_ids(ids, self.ids)
         unknown = [client for client in ids if client not in self._indices]
         if unknown:
             raise errors.ConfigError(
@@ -227,15 +266,15 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def filter(self, *, min_rows: int) -> Self:
-        """Return the clients that have at least so many rows.
+        """Return the clients that have at least `min_rows` rows.
 
-        Rows count as `take` and `hold_out_rows` leave them, in one epoch. Of a table in
-        files, those that `missing="drop"` leaves out count, too.
+        Rows are counted after `take` and `hold_out_rows`, in one epoch. In tables in
+        files, rows that `missing="drop"` leaves out are counted, too.
 
         Raises:
-            ConfigError: it is below 0, or nobody knows how many rows clients have.
+            ConfigError: `min_rows` is below 0, or the numbers of rows are not known.
         """
-        check_number(min_rows, "min_rows")
+        read_whole("min_rows", min_rows, 0)
         rows = self._row_weights()
         if rows is None:
             raise errors.ConfigError(
@@ -250,9 +289,9 @@ class ClientData(ClientRun):
         """Return these clients and those of others, in this order.
 
         Raises:
-            ConfigError: two clients have one id.
-            ValueMismatchError: clients have values of several types, or rows that are
-                arranged in several ways.
+            ConfigError: Two clients have one id.
+            ValueMismatchError: The types of clients differ, or the arrangements of
+                their rows.
         """
         parts = [self, *others]
         bases = [part._base() for part in parts]  # noqa: SLF001 (of this class)
@@ -284,7 +323,7 @@ class ClientData(ClientRun):
         return made._over(source, member.element, arrangement)  # noqa: SLF001
 
     def _base(self) -> tuple[ClientSource, fl.Type, Arrangement]:
-        """Return what has the values, the type of one, and how rows are arranged."""
+        """Return the source of the values, the type of one, and the arrangement."""
         source = self.source
         if isinstance(source, ArrangedSource):
             return source.rows, fl.SequenceType(source.row), source.arrangement
@@ -294,70 +333,70 @@ class ClientData(ClientRun):
     def take(self, count: int) -> Self:
         """Return the clients with their first `count` rows at most.
 
-        Of those that an earlier `take` left.
+        A second `take` applies to the rows that the first one left.
 
         Raises:
-            ConfigError: it is below 1.
-            UnsupportedError: clients have no sequences of rows.
+            ConfigError: `count` is below 1.
+            UnsupportedError: Clients do not have sequences of rows.
         """
-        check_number(count, "take", 1)
+        read_whole("take", count, 1)
         before = self._rows()[2].take
         return self._arranged(take=count if before is None else min(count, before))
 
     @tracebacks.shorten
     def shuffle(self, seed: int | None = None) -> Self:
-        """Return the clients with rows in another order in each call and epoch.
+        """Return the clients with rows in a new random order in each call and epoch.
 
-        The order depends on the seed, on the calls of the context before, on the
-        client's id and on the epoch, and not on the worker or the attempt.
+        The order depends on the seed, the number of earlier calls of the context, the
+        client's id and the epoch. It does not depend on the worker or the attempt.
 
         Args:
-            seed: >= 0; None: the seed of the configuration.
+            seed: Seed of the order, >= 0. None takes the seed of the configuration.
 
         Raises:
-            ConfigError: it is no such number.
+            ConfigError: The seed is not a whole number of at least 0.
         """
         if seed is not None:
-            check_number(seed, "seed")
+            read_whole("seed", seed, 0)
         return self._arranged(shuffles=True, seed=seed)
 
     @tracebacks.shorten
     def epochs(self, count: int) -> Self:
-        """Return the clients with rows that are gone through `count` times.
+        """Return the clients with their rows repeated `count` times.
 
         Raises:
-            ConfigError: it is below 1.
+            ConfigError: `count` is below 1.
         """
         return self._arranged(epochs=count)
 
     @tracebacks.shorten
     def batch(self, size: int | None, *, drop_remainder: bool = False) -> Self:
-        """Return the clients with batches of rows, a smaller one at an epoch's end.
+        """Return the clients with batches of rows. The last of an epoch may be smaller.
 
         Args:
-            size: rows of a batch, >= 1; None: each row is an element.
-            drop_remainder: whether the smaller batch is left out.
+            size: Number of rows in a batch, >= 1. None makes each row an element.
+            drop_remainder: Whether to leave out the smaller batch.
 
         Raises:
-            ConfigError: the size is below 1.
-            ValueMismatchError: rows cannot be batched.
+            ConfigError: The size is below 1.
+            ValueMismatchError: Rows cannot be batched.
         """
         return self._arranged(batch_size=size, drop_remainder=drop_remainder)
 
     @tracebacks.shorten
     def map(self, function: Callable[[Any], Any]) -> Self:
-        """Return the clients with rows that a TensorFlow function makes of theirs.
+        """Return the clients with a TensorFlow function applied to each row.
 
-        It takes rows as they are before `take`, `shuffle`, `epochs` and `batch`, is
-        pickled, and is called again after a failure.
+        The function is applied before `take`, `shuffle`, `epochs` and `batch`. It is
+        pickled, and called again after a failure.
 
         Args:
-            function: from a row, in the containers of its type, to another one.
+            function: Takes a row, in the containers of its type, and returns a row.
 
         Raises:
-            ConfigError: it is no function.
-            ValueMismatchError: a shape of a row, before or after, is not known.
-            UnsupportedError: it draws random numbers.
+            ConfigError: `function` cannot be called.
+            ValueMismatchError: A shape in a row is not known, before or after.
+            UnsupportedError: The function draws random numbers.
         """
         check_callable(function, "function")
         base, row, arrangement = self._rows()
@@ -375,16 +414,17 @@ class ClientData(ClientRun):
     ) -> tuple[Self, Self]:
         """Return the clients with most of their rows, and with the rows held out.
 
+        A second call applies to the rows that the first one left.
+
         Args:
-            fraction: of each client's rows to hold out, above 0 and below 1; rounded,
-                so that a client of few rows may hold out none. Of the rows that an
-                earlier call left.
-            seed: of the rows, >= 0.
-            last: hold out the last rows, those of the latest time in a table that is
-                sorted by it, and none by the seed.
+            fraction: Fraction of each client's rows to hold out, above 0 and below 1.
+                The number is rounded, so a client with few rows may hold out none.
+            seed: Seed that draws the rows, >= 0.
+            last: Whether to hold out the last rows instead of random ones. In a table
+                that is sorted by time, these are the latest.
 
         Raises:
-            ConfigError: an argument is out of its range.
+            ConfigError: An argument is out of its range.
         """
         check_fraction(fraction, seed)
         before = self._rows()[2].parts
@@ -402,12 +442,12 @@ class ClientData(ClientRun):
         """Return most of the clients, and those held out, each in order.
 
         Args:
-            fraction: of the clients to hold out, above 0 and below 1; rounded, at
-                least one and not all.
-            seed: of the clients, >= 0.
+            fraction: Fraction of the clients to hold out, above 0 and below 1. The
+                number is rounded. It is at least one client, and never all.
+            seed: Seed that draws the clients, >= 0.
 
         Raises:
-            ConfigError: an argument is out of its range, or there are too few clients.
+            ConfigError: An argument is out of its range, or there is only one client.
         """
         check_fraction(fraction, seed)
         count = len(self)
@@ -426,8 +466,19 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def pick(self, indices: Sequence[int]) -> Self:
-        """Return the clients at some places, in this order."""
-        taken = np.array(indices, np.int64)
+        """Return the clients at some positions, in this order.
+
+        Raises:
+            ConfigError: A position is not a whole number, or has no client.
+        """
+        taken = np.asarray(indices)
+        is_whole = taken.dtype.kind in "iu" or not taken.size
+        if not is_whole or np.any((taken < 0) | (taken >= len(self))):
+            raise errors.ConfigError(
+                "Expected positions of clients, whole numbers from 0 to"
+                f" {len(self) - 1}, found {errors.describe(indices)}."
+            )
+        taken = taken.astype(np.int64)
         weights = None if self.weights is None else self.weights[taken]
         ids = tuple(self.ids[index] for index in indices)
         return dataclasses.replace(
@@ -435,10 +486,10 @@ class ClientData(ClientRun):
         )
 
     def _rows(self) -> tuple[ClientSource, fl.Type, Arrangement]:
-        """Return what has the rows, the type of one, and how they are arranged.
+        """Return the source of the rows, the type of a row, and the arrangement.
 
         Raises:
-            UnsupportedError: clients have no sequences.
+            UnsupportedError: Clients do not have sequences of rows.
         """
         base, member, arrangement = self._base()
         if not isinstance(member, fl.SequenceType):
@@ -474,7 +525,6 @@ class ClientData(ClientRun):
         return np.array([found[position] for position in self.positions], np.float64)
 
     def _by_position(self, values: Sequence[Any] | NDArray[Any]) -> list[Any]:
-        """Return values of these clients by their position in the source."""
         found: list[Any] = [None] * (int(self.positions.max(initial=-1)) + 1)
         for position, value in zip(self.positions, values, strict=True):
             found[position] = value
@@ -488,31 +538,37 @@ class ClientData(ClientRun):
         type_spec: Any,
         weights: Sequence[float] | None = None,
     ) -> Self:
-        """Return clients whose values are at hand; they are checked now, sent once.
+        """Return clients from values in memory. They are checked now, and sent once.
+
+        Arrays are copied unless they are read-only, so later writes to them do not
+        change the clients.
 
         Args:
-            clients: value of each client by id, or a sequence of values, whose ids are
-                their indices.
-            type_spec: of one client's value.
-            weights: what each client's work costs, finite, >= 0; None: as many as the
-                elements of its sequences.
+            clients: The value of each client, by id, or a sequence of values, whose ids
+                are their indices.
+            type_spec: Type of one client's value.
+            weights: Cost of each client's work, finite, >= 0. None takes the number of
+                elements in its sequences.
 
         Raises:
-            ValueMismatchError: a value is not of the type, or an iterable has more than
-                `data.sequence_bytes` of the context that is installed.
-            ConfigError: there are more or fewer weights than clients, one is not such a
-                number, or ids cannot be hashed or are not distinct.
+            ValueMismatchError: A value is not of the type, or an iterable has more than
+                `data.sequence_bytes` of the installed context.
+            ConfigError: The number of weights is not the number of clients, a weight is
+                negative or not finite, or ids cannot be hashed or are not distinct.
         """
         ids: list[Any]
+        given: Iterable[Any]
         if isinstance(clients, Mapping):
-            ids, given = list(clients.keys()), list(clients.values())
+            ids, given = read_ids(clients.keys()), clients.values()
         else:
-            ids, given = list(range(len(clients))), list(clients)
+            ids, given = list(range(len(clients))), clients
         member = read_member_type(type_spec)
         with read_limits.limited(_installed_limits()):
             held = [
-                plain_values.to_plain(
-                    value, member, f"the data of the client with the id {client!r}"
+                plain_values.own(
+                    plain_values.to_plain(
+                        value, member, f"the data of the client with the id {client!r}"
+                    )
                 )
                 for client, value in zip(ids, given, strict=True)
             ]
@@ -532,18 +588,18 @@ class ClientData(ClientRun):
         """Return clients whose values a function reads, on the worker that needs them.
 
         Args:
-            ids: of the clients, in order.
-            load: takes an id, returns what the client has: the same each time, as it is
-                called again after a failure, or when what it returned was dropped. It
-                is pickled.
-            type_spec: of what it returns.
-            weights: what each client's work costs, finite, >= 0; None: not known.
+            ids: Ids of the clients, in order.
+            load: Takes an id, and returns the client's value. It must return the same
+                each time, because it is called again after a failure, or if a worker
+                dropped the value. It is pickled.
+            type_spec: Type of what `load` returns.
+            weights: Cost of each client's work, finite, >= 0; None if it is not known.
 
         Raises:
-            ConfigError: there are more or fewer weights than clients, one is not such a
-                number, ids cannot be hashed or are not distinct, or `load` is no
-                function.
-            ValueMismatchError: clients cannot have values of the type.
+            ConfigError: The number of weights is not the number of clients, a weight is
+                negative or not finite, ids cannot be hashed or are not distinct, or
+                `load` cannot be called.
+            ValueMismatchError: Clients cannot have values of the type.
         """
         ids, member = read_ids(ids), read_member_type(type_spec)
         check_callable(load, "load")
@@ -559,34 +615,34 @@ class ClientData(ClientRun):
         x: ColumnNames,
         **options: Unpack[TableOptions],
     ) -> Self:
-        """Return the clients of a table in parquet files, by the column that has them.
+        """Return the clients of a table in Parquet files.
 
-        The column of clients is read now, once. The first worker of a machine that is
-        given clients sorts all rows by client, once, into an Arrow file of its
-        temporary folder, which the processes of the machine share; from then on a
-        client is read there, and nothing else is. A table of more than `copy_bytes` is
-        not sorted: a client's rows are read by the row groups that have them, so that a
-        table that is sorted by client, with row groups of a few clients, costs least.
+        The column of ids is read now. The first worker of a machine that needs a client
+        sorts all rows by client, once, into an Arrow file in its temporary folder. All
+        processes of the machine share the file, and read a client's rows there. A table
+        of more than `copy_bytes` is not sorted. The row groups that contain a client's
+        rows are read instead, which is fast if the table is sorted by client and a row
+        group has few clients.
 
         Args:
-            path: of a file or a folder, or several; a URI that fsspec knows. In a
-                folder, names as `client=anna` (hive) are a column.
-            client: the column of ids, whole numbers or strings.
-            x: the inputs: a column; a list of columns of one dtype, to be stacked; or
-                a dictionary of these, for named inputs.
-            **options: `y`, `batch_size`, `dtypes`, `missing` and `copy_bytes`, see
-                `TableOptions`.
+            path: A file, a folder or a glob pattern, or several; paths, or URIs of
+                fsspec. Folders with names such as `client=anna` (hive) are a column.
+            client: The column of ids, whole numbers or strings.
+            x: The inputs: a column, a list of columns of one dtype, which are stacked,
+                or a dictionary of these for named inputs.
+            **options: `y`, `batch_size`, `dtypes`, `missing`, `copy_bytes` and
+                `id_type`; see `TableOptions`.
 
         Returns:
             Clients in the order of their ids, with sequences of `<x=..., y=...>`.
 
         Raises:
-            MissingFileError: there is no file, or none that may be read.
-            ConfigError: a column is not there, or an argument is out of its range.
-            ValueMismatchError: a column has what no tensor holds, its type changes
-                between files, or a row has no client.
+            MissingFileError: There is no file, or it may not be read.
+            ConfigError: A column is missing, or an argument is out of its range.
+            ValueMismatchError: No tensor holds the values of a column, the type of a
+                column changes between files, or a row has no id.
         """
-        return cls._from_files("parquet", path, client=client, x=x, **options)
+        return cls._from_files(ParquetFormat(), path, client=client, x=x, **options)
 
     @classmethod
     @tracebacks.shorten
@@ -598,25 +654,27 @@ class ClientData(ClientRun):
         x: ColumnNames,
         **options: Unpack[TableOptions],
     ) -> Self:
-        """Return the clients of a table in CSV files, whose first line has the names.
+        """Return the clients of a table in CSV files with names in the first line.
 
-        As `from_parquet`, but that columns have the types that the first file looks
-        like: whole numbers, floats, booleans, times and strings. A table of more than
-        `copy_bytes` is refused.
+        It works like `from_parquet`, with two differences. The first MiB of the first
+        file decides the types of columns: whole numbers, floats, booleans, times and
+        strings. A table of more than `copy_bytes` is an error. Files may be compressed
+        by gzip, bzip2, zstd or lz4. They are decompressed into the temporary folder
+        whenever they are read.
 
         Args:
-            path: of a file or a folder, or several; a URI that fsspec knows.
-            client: the column of ids, whole numbers or strings.
-            x: the inputs.
-            **options: as those of `from_parquet`.
+            path: As for `from_parquet`.
+            client: The column of ids, whole numbers or strings.
+            x: The inputs.
+            **options: As for `from_parquet`.
 
         Raises:
-            MissingFileError: there is no file, or none that may be read.
-            ConfigError: a column is not there, or an argument is out of its range.
-            ValueMismatchError: a column has what no tensor holds, or a row has no
-                client.
+            MissingFileError: There is no file, or it may not be read.
+            ConfigError: A column is missing, or an argument is out of its range.
+            ValueMismatchError: No tensor holds the values of a column, or a row has no
+                id.
         """
-        return cls._from_files("csv", path, client=client, x=x, **options)
+        return cls._from_files(TextFormat("csv"), path, client=client, x=x, **options)
 
     @classmethod
     @tracebacks.shorten
@@ -632,7 +690,7 @@ class ClientData(ClientRun):
 
         See `from_csv`.
         """
-        return cls._from_files("json", path, client=client, x=x, **options)
+        return cls._from_files(TextFormat("json"), path, client=client, x=x, **options)
 
     @classmethod
     @tracebacks.shorten
@@ -646,9 +704,9 @@ class ClientData(ClientRun):
     ) -> Self:
         """Return the clients of a table in Arrow (or Feather) files.
 
-        See `from_parquet`, but that a table of more than `copy_bytes` is refused.
+        See `from_parquet`. A table of more than `copy_bytes` is an error.
         """
-        return cls._from_files("arrow", path, client=client, x=x, **options)
+        return cls._from_files(ArrowFormat(), path, client=client, x=x, **options)
 
     @classmethod
     def _from_files(
@@ -663,10 +721,11 @@ class ClientData(ClientRun):
         dtypes: Mapping[str, Any] | None = None,
         missing: Missing = "refuse",
         copy_bytes: int = COPY_BYTES,
+        id_type: type[Any] | None = None,
     ) -> Self:
         if hasattr(path, "columns"):
             raise errors.ConfigError(
-                "Expected a file or a folder, or several, as `path`, found a table of"
+                "Expected a file or a folder, or several, as `path`, found a"
                 f" `{type(path).__name__}`: pass it to `ClientData.from_table`."
             )
         given = [path] if isinstance(path, str | os.PathLike) else path
@@ -674,22 +733,22 @@ class ClientData(ClientRun):
             raise errors.ConfigError(
                 "Expected a file or a folder, or several, as `path`, found none."
             )
-        check_number(copy_bytes, "copy_bytes")
+        read_whole("copy_bytes", copy_bytes, 0)
         uris = [os.fspath(uri) for uri in given]
-        columns = [client, *columns_of(x), *columns_of(y)]
-        files = TableFiles(uris, kind, columns)
+        columns = [*columns_of(x), *columns_of(y)]
+        files = TableFiles(uris, kind, columns, IdColumn(client, id_type))
         features = Features.of(files.schema, x, y, dtypes, missing, files.label)
-        index = index_clients(files.read_column(client), client, files.label)
+        index = files.index()
         if files.num_bytes <= copy_bytes:
             source = SortedRows(files, features, client, index)
-        elif kind == "parquet":
+        elif kind.name == "parquet":
             index = index.with_order(files.read_column(client))
             source = TableSource(RowGroups(files), features, index)
         else:
             raise errors.ConfigError(
                 f"Expected at most {copy_bytes} bytes of rows in {files.label}, found"
-                f" about {files.num_bytes}: raise `copy_bytes`, or write parquet files,"
-                " which are read by `from_parquet` where they are."
+                f" about {files.num_bytes}: raise `copy_bytes`, or write Parquet files,"
+                " which `from_parquet` reads without a copy."
             )
         return cls._of_rows(source, features, index.ids, index.sizes, batch_size)
 
@@ -726,26 +785,31 @@ class ClientData(ClientRun):
         batch_size: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
         missing: Missing = "refuse",
+        id_type: type[Any] | None = None,
     ) -> Self:
-        """Return the clients of a table in memory; their values are sent once.
+        """Return the clients of a table in memory. Their rows are sent once.
 
-        Columns of numbers without nulls are not copied where the table is grouped by
-        client; else its rows are grouped, once.
+        The columns in `client`, `x` and `y` are copied, so later writes to the table do
+        not change the clients. See `from_parquet` and `TableOptions` for the arguments.
 
         Args:
-            table: a `pyarrow.Table`, a `pandas.DataFrame`, or columns by name.
-            client: as the others, as `from_parquet` takes it.
-            x: the inputs.
-            y: the labels.
-            batch_size: rows of a batch.
-            dtypes: what columns are cast to.
-            missing: what becomes of rows with a null or NaN.
+            table: A `pyarrow.Table`, a `pandas.DataFrame`, or columns by name. Lists
+                that all have one length in a DataFrame or a dictionary have that shape.
+            client: The column of ids.
+            x: The inputs.
+            y: The labels.
+            batch_size: Number of rows in a batch.
+            dtypes: The dtype to cast a column to, by name.
+            missing: How to treat rows with a null or NaN.
+            id_type: `str` reads ids as text, and `int` as whole numbers. None, the
+                default, takes the type of the column.
 
         Raises:
-            ConfigError: a column is not there, or an argument is out of its range.
-            ValueMismatchError: a cell does not fit; column and client are named.
+            ConfigError: A column is missing, or an argument is out of its range.
+            ValueMismatchError: A cell does not fit. The error names column and client.
         """
         found = to_arrow(table, [client, *columns_of(x), *columns_of(y)])
+        found = IdColumn(client, id_type).cast(found, TABLE)
         features = Features.of(found.schema, x, y, dtypes, missing, TABLE)
         ids, sizes, held = hold_clients(found, features, client)
         return cls._of_rows(HeldSource(held), features, ids, sizes, batch_size)
@@ -762,31 +826,33 @@ class ClientData(ClientRun):
         batch_size: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
         missing: Missing = "refuse",
+        id_type: type[Any] | None = None,
     ) -> Self:
-        """Return the clients of a Ray dataset, grouped once, by Ray.
+        """Return the clients of a Ray dataset, which Ray sorts by client once.
 
-        Its columns that are named are sorted by client, and stay in the object store
-        until this is gone. Rows of a client are in the order in which Ray has them.
-        To read and sort takes Ray a CPU that no worker holds.
+        The sorted columns stay in the object store as long as this object lives. The
+        rows of a client have no particular order. Ray needs a CPU that no worker has to
+        read and sort the dataset. See `from_table` for the arguments.
 
         Args:
-            dataset: a `ray.data.Dataset`.
-            client: as the others, as `from_parquet` takes it.
-            x: the inputs.
-            y: the labels.
-            batch_size: rows of a batch.
-            dtypes: what columns are cast to.
-            missing: what becomes of rows with a null or NaN.
+            dataset: A `ray.data.Dataset`.
+            client: The column of ids.
+            x: The inputs.
+            y: The labels.
+            batch_size: Number of rows in a batch.
+            dtypes: The dtype to cast a column to, by name.
+            missing: How to treat rows with a null or NaN.
+            id_type: How to read ids.
 
         Raises:
-            ConfigError: a column is not there, or an argument is out of its range.
-            ValueMismatchError: a column has what no tensor holds.
-            ResourceError: workers hold all CPUs.
+            ConfigError: A column is missing, or an argument is out of its range.
+            ValueMismatchError: No tensor holds the values of a column.
+            ResourceError: Workers have all CPUs.
         """
         from ray_fed.cluster.datasets import DatasetBlocks
 
         columns = [client, *columns_of(x), *columns_of(y)]
-        rows = DatasetBlocks(dataset, client, columns)
+        rows = DatasetBlocks(dataset, IdColumn(client, id_type), columns)
         features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
         chunks = rows.read_ids(client)
         index = index_clients(chunks, client, rows.label).with_order(chunks)
@@ -806,20 +872,20 @@ class ClientData(ClientRun):
         """Return the clients of an SQLite file in TensorFlow Federated's schema.
 
         Args:
-            path: of the file, decompressed, which every worker opens.
-            features: of a `tf.train.Example`: what converts to a tensor's type, by
-                name; int64, float32 or strings.
-            split: such as "train"; None: all.
-            batch_size: rows of a batch; None: each example is an element.
+            path: Path of the decompressed file. Every worker opens it.
+            features: The type of each feature in a `tf.train.Example`, by name: int64,
+                float32 or strings.
+            split: Name of a split, such as "train". None takes all splits.
+            batch_size: Number of rows in a batch. None makes each example an element.
 
         Returns:
-            Clients in the order of their ids, with sequences of a value for each
-            feature. `map` makes inputs and labels of these.
+            Clients in the order of their ids, with sequences of dictionaries of
+            features. `map` can make inputs and labels of them.
 
         Raises:
-            MissingFileError: there is no file.
-            ConfigError: there is no client of the split.
-            ValueMismatchError: the file has another schema, or an example cannot hold
+            MissingFileError: There is no file.
+            ConfigError: No client has the split.
+            ValueMismatchError: The file has another schema, or an example does not have
                 a feature.
         """
         rows = SqliteRows(os.fspath(path), split)

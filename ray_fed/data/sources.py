@@ -1,4 +1,4 @@
-"""Sources of clients' data: a function, rows of a table or of SQLite, rows mapped."""
+"""Sources of clients' data: a function, a table, an SQLite file, mapped rows."""
 
 import itertools
 import threading
@@ -36,9 +36,9 @@ class FunctionSource(ClientSource):
     """Values that a function returns, one for each client, in any process.
 
     Args:
-        load: returns the value of the client with an id; the same each time.
-        ids: of the clients, by position.
-        type_spec: of what `load` returns.
+        load: Takes an id and returns the client's value, the same each time.
+        ids: Ids of the clients, by position.
+        type_spec: Type of what `load` returns.
     """
 
     def __init__(
@@ -70,7 +70,10 @@ class FunctionSource(ClientSource):
             raise _failure(client, "the function that loads it", error) from error
         try:
             label = f"the data of the client with the id {client!r}"
-            plain = plain_values.to_plain(value, self._type_spec, label)
+            # The function may load each client into the same array.
+            plain = plain_values.own(
+                plain_values.to_plain(value, self._type_spec, label)
+            )
         except errors.RayFedError:
             raise
         except BaseException as error:
@@ -83,10 +86,11 @@ class FunctionSource(ClientSource):
 def _failure(
     client: object, raising: str, error: BaseException
 ) -> errors.ComputationError:
-    """Return what a user's code raised as a failure of a client; `sys.exit`, too.
+    """Return what a user's code raised, `sys.exit` included, as a client's failure.
 
     Raises:
-        KeyboardInterrupt: it is Ctrl-C, which Python raises on the main thread alone.
+        KeyboardInterrupt: The user pressed Ctrl-C, which Python raises only on the main
+            thread.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if isinstance(error, KeyboardInterrupt) and is_main:
@@ -99,12 +103,12 @@ def _failure(
 
 
 class MappedSource(ClientSource):
-    """Rows of another source, mapped.
+    """Rows of another source with a function applied to each.
 
     Args:
-        base: its clients have a sequence of rows each.
-        ids: of the clients, by position.
-        row_map: of the rows.
+        base: The other source. Its clients have sequences of rows.
+        ids: Ids of the clients, by position.
+        row_map: The function.
     """
 
     def __init__(
@@ -121,6 +125,11 @@ class MappedSource(ClientSource):
         return self.row_map.function
 
     @override
+    def describe(self) -> dict[str, Any]:
+        before = super().describe()
+        return {**before, "map": [*before.get("map", []), self.row_map.identify()]}
+
+    @override
     def over(self, base: ClientSource) -> "MappedSource":
         made = MappedSource(base, self.ids, self.row_map)
         made.token = self.token
@@ -132,33 +141,27 @@ class MappedSource(ClientSource):
 
     @override
     def arrange(self, value: Plain, position: int) -> Plain:
-        label = f"what the function makes of the rows of {self.ids[position]!r}"
+        label = f"the result of `map` for the client {self.ids[position]!r}"
         try:
             return self.row_map.apply(value, label)
         except errors.RayFedError:
             raise
         except Exception as error:
-            raise errors.ComputationError(
-                f"Expected rows for the client with the id {self.ids[position]!r},"
-                " found that the mapped function raised"
-                f" {error_texts.summarize(error)}",
-                cause_text=error_texts.traceback_of(error),
-            ) from error
+            client = self.ids[position]
+            raise _failure(client, "the function of `map`", error) from error
 
 
 class TableSource(ClientSource):
-    """Clients' rows of one table.
-
-    Args:
-        rows: of the table.
-        features: how rows become elements.
-        index: of the clients.
-    """
+    """The clients of a table whose rows can be read by number."""
 
     def __init__(self, rows: TableRows, features: Features, index: ClientIndex) -> None:
         self.token = uuid.uuid4().hex
         self._rows, self._features = rows, features
         self._ids, self._ends, self._order = index.ids, index.ends, index.order
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return self._features.describe()
 
     @override
     def read(self, position: int) -> Plain:
@@ -175,15 +178,15 @@ def hold_clients(
 ) -> tuple[Sequence[Any], NDArray[np.int64], list[Plain]]:
     """Return ids, numbers of rows and values of the clients of a table in memory.
 
-    Values are slices of columns of the whole table, in the order of the clients.
+    Values are slices of columns that contain all clients.
 
     Args:
-        table: of arrow, as `to_arrow` gives it.
-        features: how rows become elements.
-        client: the column of ids.
+        table: A table of arrow, from `to_arrow`.
+        features: How rows become elements.
+        client: The column of ids.
 
     Raises:
-        ValueMismatchError: a cell does not fit; its column and client are named.
+        ValueMismatchError: A cell does not fit. The error names column and client.
     """
     chunks = table.column(client).chunks
     index = index_clients(chunks, client, TABLE).with_order(chunks)
@@ -194,15 +197,17 @@ def hold_clients(
         try:
             whole = decode(features, rows, None)
         except errors.ValueMismatchError:
-            whole = None  # the client's own rows will say whose they are
+            whole = None  # below, the error names the client
         if whole is not None:
+            # The owner of the table may write to it later.
+            whole = whole.copy() if index.order is None else whole
             return index.ids, index.sizes, [slice_rows(whole, a, b) for a, b in bounds]
     held = {
         name: decode(features, rows.slice(a, b - a), name)
         for name, (a, b) in zip(index.ids, bounds, strict=True)
     }
-    # As `dropna().groupby(...)`: a client without a whole row is none.
-    held = {name: value for name, value in held.items() if value.length}
+    # A client without complete rows is left out, like in `dropna().groupby(...)`.
+    held = {name: value.copy() for name, value in held.items() if value.length}
     if not held:
         raise no_rows(TABLE)
     sizes = np.array([value.length for value in held.values()], np.int64)
@@ -210,7 +215,7 @@ def hold_clients(
 
 
 def slice_rows(rows: ColumnarSequence, start: int, stop: int) -> ColumnarSequence:
-    """Return some neighbouring rows, without a copy."""
+    """Return the rows from `start` to `stop`, without a copy."""
     columns = tuple(_slice(column, start, stop) for column in rows.columns)
     return ColumnarSequence(columns, stop - start)
 
@@ -223,7 +228,11 @@ def _slice(column: Column, start: int, stop: int) -> Column:
 
 
 def join(parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> ClientSource:
-    """Return a source of the clients of several, at some positions of each."""
+    """Return a source of some clients of several sources.
+
+    Args:
+        parts: Sources, and the positions of the clients in each.
+    """
     held = [source for source, _ in parts if isinstance(source, HeldSource)]
     if len(held) < len(parts):
         return JoinedSource(parts)
@@ -233,11 +242,7 @@ def join(parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> ClientSourc
 
 
 class JoinedSource(ClientSource):
-    """The clients of several sources.
-
-    Args:
-        parts: a source of each, and the positions of clients in it.
-    """
+    """Clients of several sources; see `join`."""
 
     def __init__(self, parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> None:
         self.token = uuid.uuid4().hex
@@ -253,6 +258,13 @@ class JoinedSource(ClientSource):
         return next((one for one in found if one is not None), None)
 
     @override
+    def describe(self) -> dict[str, Any]:
+        sources = {source.token: source for source, _ in self._clients}
+        described = [source.describe() for source in sources.values()]
+        is_alike = all(one == described[0] for one in described)
+        return described[0] if is_alike else {"concat": described}
+
+    @override
     def read(self, position: int) -> Plain:
         source, inside = self._clients[position]
         return source.read(inside)
@@ -264,14 +276,14 @@ class JoinedSource(ClientSource):
 
 
 class SqliteSource(ClientSource):
-    """Clients' examples, parsed where they are read.
+    """The clients of an SQLite file. Examples are parsed on the worker.
 
     Args:
-        rows: of the file.
-        features: of an example, and their types: see `external_data.to_features`.
+        rows: The rows of the file.
+        features: Types of the features; see `external_data.to_features`.
 
     Attributes:
-        element: the type of an example.
+        element: The type of an example.
     """
 
     def __init__(self, rows: SqliteRows, features: Mapping[str, Any]) -> None:
@@ -281,6 +293,10 @@ class SqliteSource(ClientSource):
         self._rows = rows
         self._features = external_data.to_features(features)
         self.element = fl.StructWithPythonType(list(self._features.items()), dict)
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return {"split": self._rows.split_name}
 
     @override
     def read(self, position: int) -> Plain:

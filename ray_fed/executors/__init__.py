@@ -1,1 +1,1 @@
-"""Executors, the strategies over them, and the stacks that they form."""
+"""Executors, and the interface of the strategies over them."""

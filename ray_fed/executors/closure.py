@@ -1,10 +1,9 @@
-"""A lambda on its way down a stack: what it captures is embedded, its body is not.
+"""Lambdas that executors hold, and the scopes that give values to their names.
 
-Names in sight while building blocks are interpreted, and what they stand for.
+A `Closure` is a lambda that was embedded in an executor. The values that it captures
+are embedded too. Its body stays a building block, which is evaluated on each call.
 """
 
-import asyncio
-import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,6 +13,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.values.plain_values as plain_values
 from ray_fed.executors.embedded_value import EmbeddedValue
+from ray_fed.executors.fan_out import Once, gather_by_index
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.plan import random_keys
 
@@ -22,23 +22,23 @@ _Value = TypeVar("_Value", bound=flf.ExecutorValue)
 
 
 class Scope:
-    """Names in sight, innermost first; each is a task that yields its value."""
+    """The names of one block or lambda. A value is computed when it is first needed."""
 
     def __init__(self, parent: "Scope | None" = None) -> None:
         self.parent = parent
-        self.names: dict[str, Callable[[], asyncio.Task[ResolvedValue]]] = {}
+        self.names: dict[str, Once[ResolvedValue]] = {}
 
     def bind(
         self, name: str, evaluate: "Callable[[], Coroutine[Any, Any, ResolvedValue]]"
     ) -> None:
-        """Bind a name to what will be evaluated when it is first needed."""
-        self.names[name] = functools.cache(lambda: asyncio.create_task(evaluate()))
+        """Give a name to the result of `evaluate`, which is called at most once."""
+        self.names[name] = Once(evaluate)
 
     async def resolve(self, name: str) -> "ResolvedValue":
-        """Return what a name stands for, in this scope or the nearest around it.
+        """Return the value of a name in this scope, or in the nearest scope around it.
 
         Raises:
-            UnsupportedError: no scope binds the name.
+            UnsupportedError: No scope has the name.
         """
         scope: Scope | None = self
         while scope is not None and name not in scope.names:
@@ -47,7 +47,7 @@ class Scope:
             raise errors.UnsupportedError(
                 f"Expected a name that is bound, found the free reference `{name}`."
             )
-        return await scope.names[name]()
+        return await scope.names[name].get()
 
 
 class ResolvedValue(EmbeddedValue):
@@ -55,17 +55,17 @@ class ResolvedValue(EmbeddedValue):
 
     @override
     async def compute(self) -> Any:
-        """Return what the target computes; a Struct of it for structs.
+        """Return the value that the target computes. Structs become Structs.
 
         Raises:
-            ValueMismatchError: the value is a function.
+            ValueMismatchError: The value is a function.
         """
         match self._reference:
             case flf.ExecutorValue():
                 return await self._reference.compute()
             case structs.Struct():
                 pairs = list(structs.iter_elements(self._reference))
-                computed = await asyncio.gather(*(v.compute() for _, v in pairs))
+                computed = await gather_by_index(v.compute() for _, v in pairs)
                 names = [name for name, _ in pairs]
                 return structs.Struct(zip(names, computed, strict=True))
             case _:
@@ -84,7 +84,7 @@ class ScopedLambda:
 
 
 def constant(value: _Value) -> Callable[[], Coroutine[Any, Any, _Value]]:
-    """Return what `Scope.bind` and `Deferred` take for a value that is there."""
+    """Return a coroutine function that returns the value, for `Once`."""
 
     async def resolve() -> _Value:
         return value
@@ -93,14 +93,14 @@ def constant(value: _Value) -> Callable[[], Coroutine[Any, Any, _Value]]:
 
 
 _Capture: TypeAlias = tuple[str, bytes, structs.Plain]
-"""A name, the serialised type of its value, the value."""
+"""A name, the serialized type of its value, and the value."""
 
 
 class Closure:
-    """A lambda with what it captures, embedded in the target that it was given to.
+    """A lambda that is embedded in an executor, with the values that it captures.
 
-    Calling it with an embedded argument evaluates its body there. An executor that
-    runs it elsewhere asks for its `portable` form.
+    A call with an embedded argument evaluates the body in that executor. Another
+    process runs its `portable` form.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class Closure:
         self._call = call
 
     async def __call__(self, arg: flf.ExecutorValue | None) -> flf.ExecutorValue:
-        """Return the lambda's result on an argument embedded in the same target."""
+        """Return the result for an argument that is embedded in the same executor."""
         return await self._call(arg)
 
     async def portable(self) -> blocks.Function:
-        """Return the lambda as a function that can travel: its captures computed.
+        """Return the lambda as a function for other processes, with plain captures.
 
-        One that only calls a TensorFlow computation, as federated_language writes it
-        to drop the names of parameters, is that computation.
+        federated_language wraps a TensorFlow computation into a lambda to drop the
+        names of its parameters. Such a lambda becomes the computation itself.
         """
         match self.block:
             case flf.Lambda(
@@ -131,7 +131,7 @@ class Closure:
                     argument=flf.Reference(name=argument_name),
                 ),
             ) if argument_name == parameter:
-                return blocks.Function(blocks.serialise(called))
+                return blocks.Function(blocks.serialize(called))
             case _:
                 return await self._portable_lambda()
 
@@ -152,20 +152,20 @@ class Closure:
                 captured.append(
                     (
                         name,
-                        blocks.serialise_type(type_spec),
+                        blocks.serialize_type(type_spec),
                         plain_values.to_plain(
                             computed, type_spec, f"the captured `{name}`"
                         ),
                     )
                 )
         block = flf.Block(functions, self.block) if functions else self.block
-        return blocks.Function(blocks.serialise(block), tuple(captured))
+        return blocks.Function(blocks.serialize(block), tuple(captured))
 
 
 def _renamed(function: blocks.Function, prefix: str) -> flf.ComputationBuildingBlock:
-    """Return a captured function whose own captures have a prefix to their names.
+    """Return a captured function, with a prefix before the names that it captures.
 
-    Another one may have captured something else under the same name.
+    Another captured function may use the same name for another value.
     """
     names = [
         (inner, flf.Reference(f"{prefix}/{inner}", blocks.parse_type(type_bytes)))
@@ -178,17 +178,17 @@ def _renamed(function: blocks.Function, prefix: str) -> flf.ComputationBuildingB
 def split_captures(
     block: flf.Lambda,
 ) -> tuple[flf.Lambda, dict[str, tuple[str, list[int]]]]:
-    """Return a lambda that captures no more of a struct than it uses.
+    """Return a lambda that captures only the parts of structs that it uses.
 
-    The parameters of a federated_computation are one struct, so that a lambda inside
-    of it that uses an unplaced one would capture the placed ones too.
+    The parameters of a federated_computation are one struct. Without this, a lambda
+    that uses an unplaced parameter would capture the placed parameters too.
 
     Returns:
-        The lambda, and for each name that it captures the name in sight and the
-        indices to select, one after another.
+        The lambda. For each name that it captures, the name in the scope and the
+        indices to select from its value, one after another.
     """
     free = set(flf.get_map_of_unbound_references(block)[block])
-    split = free - blocks.bound_names(block)  # a name of two meanings is captured whole
+    split = free - blocks.bound_names(block)  # names bound twice stay whole
     paths: dict[str, tuple[str, list[int]]] = {name: (name, []) for name in free}
 
     def replace(
@@ -211,16 +211,16 @@ def split_captures(
 
 
 async def to_function(value: flf.ExecutorValue) -> blocks.Function:
-    """Return an embedded function as one that can travel.
+    """Return an embedded function in a form that other processes can run.
 
     Raises:
-        ValueMismatchError: the value is no function that is held as a computation.
+        ValueMismatchError: The value is not a function that is kept as a computation.
     """
     match value.reference:
         case Closure() as closure:
             return await closure.portable()
         case flf.ComputationBuildingBlock() as block:
-            return blocks.Function(blocks.serialise(block))
+            return blocks.Function(blocks.serialize(block))
         case _:
             return type_checks.narrow(
                 value.reference, blocks.Function, "FederatingExecutor"
@@ -228,7 +228,10 @@ async def to_function(value: flf.ExecutorValue) -> blocks.Function:
 
 
 def may_draw(function: flf.ExecutorValue) -> bool:
-    """Return whether an embedded function, or one that it captures, may draw."""
+    """Return whether an embedded function may draw random numbers.
+
+    A function that it captures may do so, too.
+    """
     match function.reference:
         case Closure(block=block, captured=captured):
             functions = [
@@ -236,10 +239,10 @@ def may_draw(function: flf.ExecutorValue) -> bool:
                 for value in captured.values()
                 if isinstance(value.type_signature, fl.FunctionType)
             ]
-            draws_itself = random_keys.may_draw(blocks.serialise(block))
+            draws_itself = random_keys.may_draw(blocks.serialize(block))
             return draws_itself or any(map(may_draw, functions))
         case flf.ComputationBuildingBlock() as block:
-            return random_keys.may_draw(blocks.serialise(block))
+            return random_keys.may_draw(blocks.serialize(block))
         case blocks.Function(computation=computation):
             return random_keys.may_draw(computation)
         case _:

@@ -1,10 +1,10 @@
-"""The leaf of every stack: runs TensorFlow, eagerly and synchronously, and only that.
+"""The leaf of every stack: runs TensorFlow eagerly and synchronously.
 
-It understands tensors, sequences, structures and functions; of computations,
-TensorFlow graphs, and the arithmetic of `tensorflow.operators`. It knows
-neither placements nor lambdas. A value is normalised once, when it is embedded, to the
-form that `tensorflow.normal_forms` describes; results of calls are in that form
-already. Beside its verbs, it builds and runs kernels: many computations as one graph.
+It understands tensors, sequences, structures and functions. Its computations are
+TensorFlow graphs and the arithmetic of `tensorflow.operators`. It knows neither
+placements nor lambdas. A value is normalized once, when it is embedded, to the form
+that `tensorflow.normal_forms` describes. Results of calls are in that form already. The
+executor also builds and runs kernels, which are many computations as one graph.
 """
 
 import contextlib
@@ -17,13 +17,12 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.executors.embedded_value import EmbeddedValue
-from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language import blocks, structs, trees, type_checks
 from ray_fed.plan.plans import Fallback, KeySelection
-from ray_fed.tensorflow import normal_forms, operators
-from ray_fed.tensorflow.kernels.server_kernels import Kernel, Kernels
+from ray_fed.tensorflow import loaded_functions, normal_forms, operators
+from ray_fed.tensorflow.kernels.server_kernels import KernelCache, KernelGraph
 from ray_fed.tensorflow.normal_forms import Executable, Normal
 from ray_fed.tensorflow.tensors import devices, specs
-from ray_fed.values import tensor_structures
 from ray_fed.values.lru_cache import LruCache
 
 
@@ -32,19 +31,19 @@ class EagerValue(EmbeddedValue):
 
     @override
     async def compute(self) -> Any:
-        """Return numpy values in Structs; a list of elements for a sequence.
+        """Return numpy values in Structs, and a list of elements for a sequence.
 
         Raises:
-            ValueMismatchError: the value is a function.
+            ValueMismatchError: The value is a function.
         """
         return normal_forms.compute(self._reference, self._type_signature)
 
 
 def retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:
-    """Return a value as one of a type that its own is assignable to.
+    """Return a value at a type that its own type is assignable to.
 
-    So that the reference stays a normal form: names come from the type, and with them
-    the order of tensors in a dataset's elements.
+    The reference must be a normal form of the new type: the names in the type decide
+    the order of tensors in the elements of a dataset.
     """
     own_type = value.type_signature
     if own_type == type_spec:
@@ -52,7 +51,7 @@ def retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:
     type_checks.check_assignable(type_spec, own_type, "a value")
     if isinstance(own_type, fl.FunctionType) and isinstance(type_spec, fl.FunctionType):
         return EagerValue(_retyped_function(value, own_type, type_spec), type_spec)
-    return EagerValue(normal_forms.normalise(value.reference, type_spec), type_spec)
+    return EagerValue(normal_forms.normalize(value.reference, type_spec), type_spec)
 
 
 def _retyped_function(
@@ -60,33 +59,38 @@ def _retyped_function(
 ) -> Executable:
     def run(*args: Normal) -> Normal:
         parameter = cast("fl.Type", own_type.parameter)
-        arguments = [normal_forms.normalise(arg, parameter) for arg in args]
-        return normal_forms.normalise(value.reference(*arguments), declared.result)
+        arguments = [normal_forms.normalize(arg, parameter) for arg in args]
+        return normal_forms.normalize(value.reference(*arguments), declared.result)
 
     return Executable(run)
 
 
 _CACHED_FUNCTIONS = 512
-"""Loaded graphs that one executor keeps; a computation of 5 kB holds about 1 MB."""
+"""Loaded graphs that one executor caches. A computation of 5 kB takes about 1 MB."""
+
+_FUNCTION_BYTES, _LEAST_FUNCTIONS = 2**22, 8
+"""Maximum bytes of computations with cached graphs, and the number of latest graphs
+that always stay. A loaded graph has several copies of large constants, such as initial
+weights."""
 
 
 class EagerTFExecutor(fl.framework.Executor):
     """Runs TensorFlow computations on one logical device, one call at a time.
 
-    Functions are cached by content, type and device, at most 512; results never. The
-    executor holds no threads; `close` drops the cache.
+    At most 512 functions are cached, by content, type and device. Results are not
+    cached. The executor has no threads. `close` drops the cache.
 
     Args:
-        device: where every operation runs, and every tensor is moved to, one of
-            `tf.config.list_logical_devices()`; None leaves the choice to TensorFlow.
+        device: The device that runs all operations and has all tensors, one of
+            `tf.config.list_logical_devices()`. None leaves the choice to TensorFlow.
 
     Attributes:
-        kernels: builds them, for `run_kernel`.
+        kernels: Builds and caches the graphs that `run_kernel` runs.
 
     Raises:
         RuntimeError: TensorFlow does not execute eagerly.
         TypeError: `device` is not a `tf.config.LogicalDevice`.
-        ValueError: there is no such device.
+        ValueError: The device does not exist.
     """
 
     def __init__(self, device: Any = None) -> None:
@@ -95,22 +99,24 @@ class EagerTFExecutor(fl.framework.Executor):
             _check_device(device)
         self._device = device.name if device is not None else None
         self._lowers = True
-        self._functions: LruCache[bytes, Executable] = LruCache(_CACHED_FUNCTIONS)
-        self.kernels = Kernels(devices.shared_name(self._device))
+        self._functions: LruCache[bytes, Executable] = LruCache(
+            _CACHED_FUNCTIONS, max_weight=_FUNCTION_BYTES, least=_LEAST_FUNCTIONS
+        )
+        self.kernels = KernelCache(devices.shared_name(self._device))
 
     @classmethod
     def of_written_graphs(cls, device: Any = None) -> Self:
         """Return an executor that runs every graph as it was written.
 
-        Any other executor rewrites a graph that takes sequences to one without
-        tf.data, where it can.
+        Other executors rewrite graphs that take sequences to graphs without tf.data,
+        if possible.
         """
         executor = cls(device)
         executor._lowers = False
         return executor
 
     def on_device(self) -> contextlib.AbstractContextManager[object]:
-        """Return what puts operations of the thread that enters it on the device."""
+        """Return a context in which operations of the thread run on the device."""
         return tf.device(self._device)
 
     @override
@@ -123,15 +129,15 @@ class EagerTFExecutor(fl.framework.Executor):
         """Embed a value, a TensorFlow computation, or an arithmetic intrinsic.
 
         Args:
-            value: as the type's normal form, plain form, or anything a user writes
-                for it; a computation; a `TypedObject`; a `KeySelection`.
-            type_spec: may be None for what knows its type.
+            value: A computation, a `KeySelection`, a `TypedObject`, or a value of the
+                type in any form: normal, plain, or as users write it.
+            type_spec: The type. It may be None if the value has a type.
 
         Raises:
             RuntimeError: TensorFlow does not execute eagerly.
-            TypeError: the value is not of the type.
-            ValueError: no type is known, or the computation is of a kind that this
-                executor does not understand.
+            TypeError: The value is not of the type.
+            ValueError: The type is unknown, or this executor does not understand
+                computations of this kind.
         """
         _check_eager()
         if isinstance(value, KeySelection):
@@ -174,14 +180,14 @@ class EagerTFExecutor(fl.framework.Executor):
 
         def run(arg: Normal) -> Normal:
             constants, keys = arg
-            flat = list(normal_forms.flatten(constants, constants_type))
-            return normal_forms.normalise(graph.run(flat, keys), type_spec.result)
+            flat = normal_forms.flatten(constants, constants_type)
+            return normal_forms.normalize(graph.run(flat, keys), type_spec.result)
 
         return EagerValue(Executable(run), type_spec)
 
     def _embed_plain(self, value: Any, type_spec: fl.Type) -> EagerValue:
         with tf.device(self._device):
-            embedded = EagerValue(normal_forms.normalise(value, type_spec), type_spec)
+            embedded = EagerValue(normal_forms.normalize(value, type_spec), type_spec)
         return self._placed(embedded)
 
     def _placed(self, value: EagerValue) -> EagerValue:
@@ -229,16 +235,17 @@ class EagerTFExecutor(fl.framework.Executor):
                 "Expected a TensorFlow computation, found one of kind"
                 f" `{proto.WhichOneof('computation')}`."
             )
-        content = proto.SerializeToString(deterministic=True)  # holds the type
+        content = proto.SerializeToString(deterministic=True)  # includes the type
         key = hashlib.sha256(content).digest()
         return self._functions.get(
             key,
-            lambda: normal_forms.load_function(
+            lambda: loaded_functions.load_function(
                 proto.tensorflow,
                 block.type_signature,
                 self._device,
                 lowers=self._lowers,
             ),
+            len(content),
         )
 
     def _operate(self, block: fl.framework.Intrinsic) -> Executable:
@@ -250,12 +257,10 @@ class EagerTFExecutor(fl.framework.Executor):
             parts: list[Any] = []
             if isinstance(parameter, fl.StructType):
                 elements = zip(parameter.items(), arg, strict=True)
-                parts = [
-                    list(normal_forms.flatten(member, t)) for (_, t), member in elements
-                ]
+                parts = [normal_forms.flatten(member, t) for (_, t), member in elements]
             with tf.device(self._device):
                 results = operator(parts, type_spec)
-            return tensor_structures.unflatten(iter(results), type_spec.result)
+            return trees.unflatten(iter(results), type_spec.result)
 
         return Executable(run)
 
@@ -269,7 +274,7 @@ class EagerTFExecutor(fl.framework.Executor):
 
         Raises:
             RuntimeError: TensorFlow does not execute eagerly.
-            TypeError: `comp` is no function, or `arg` is not what it takes.
+            TypeError: `comp` is not a function, or does not accept `arg`.
         """
         _check_eager()
         function = type_checks.narrow(comp, EagerValue, "EagerTFExecutor")
@@ -287,11 +292,11 @@ class EagerTFExecutor(fl.framework.Executor):
         argument = self._placed(retyped(argument, type_spec.parameter))
         return EagerValue(function.reference(argument.reference), type_spec.result)
 
-    def run_kernel(self, kernel: Kernel, *arguments: Any) -> Any:
-        """Return what a kernel of this executor makes of its arguments.
+    def run_kernel(self, kernel: KernelGraph, *arguments: Any) -> Any:
+        """Run a kernel of this executor and return its result.
 
         Raises:
-            Exception: what TensorFlow raises.
+            Exception: An error of TensorFlow.
         """
         _check_eager()
         return kernel.run(*arguments)
@@ -301,7 +306,7 @@ class EagerTFExecutor(fl.framework.Executor):
         """Combine embedded values to a struct, keeping names.
 
         Raises:
-            TypeError: an element is not embedded here.
+            TypeError: An element is not embedded here.
         """
         members = [
             (name, type_checks.narrow(member, EagerValue, "EagerTFExecutor"))
@@ -319,13 +324,14 @@ class EagerTFExecutor(fl.framework.Executor):
         """Select an element of an embedded struct.
 
         Args:
-            source: an embedded struct.
-            index: of the element; either this or `name`.
-            name: of the element.
+            source: An embedded struct.
+            index: Index of the element. Pass either this or `name`.
+            name: Name of the element.
 
         Raises:
-            TypeError: `source` is no struct embedded here, or has no such element.
-            ValueError: both or neither of `index` and `name` are given.
+            TypeError: `source` is not a struct that is embedded here, or does not have
+                the element.
+            ValueError: Both `index` and `name` are given, or neither.
         """
         struct = type_checks.narrow(source, EagerValue, "EagerTFExecutor")
         position = type_checks.select_index(struct.type_signature, index, name)

@@ -1,4 +1,4 @@
-"""What all values embedded in an executor of ray_fed share."""
+"""The base class of values that are embedded in an executor of ray_fed."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from typing_extensions import override
 
 
 class EmbeddedValue(fl.framework.ExecutorValue):
-    """A value embedded in an executor: a reference that it understands, and a type."""
+    """A type, and a reference that only the executor of the value understands."""
 
     def __init__(self, reference: Any, type_signature: fl.Type) -> None:
         self._reference = reference

@@ -1,19 +1,18 @@
-r"""Handles federated types and intrinsics; delegates clients and server to others.
+r"""Handles federated types and intrinsics, and delegates the work.
 
                  FederatingExecutor
                 /                  \
     FederatingStrategy       unplaced executor
-    placed values            everything unplaced, and what runs at the server
+    values and work          unplaced values, and work
+    at clients               at the server
 
-The strategy says which placements and intrinsics it implements, and how. What an
-intrinsic means by the strategy's verbs stands in one place (`interpretation`).
+The strategy declares the placements and intrinsics that it implements.
+`interpretation` defines all other intrinsics by methods of the strategy.
 
-Each kind of value is embedded in its way: one at clients is placed by the strategy, a
-struct of placed values element by element, a function is kept as it is, and the
-unplaced executor has the rest.
+The strategy places values at clients. A struct of placed values is embedded element by
+element. A function is kept as it is. The unplaced executor embeds all other values.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -24,15 +23,17 @@ import ray_fed.errors as errors
 import ray_fed.executors.interpretation as interpretation
 import ray_fed.values.plain_values as plain_values
 from ray_fed.executors.closure import Closure
+from ray_fed.executors.fan_out import Once, gather_by_index
 from ray_fed.executors.interpretation import Deferred, FederatedValue, unplaced_value
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.values import stored
+from ray_fed.values.client_references import check_same_clients, ids_by_client
 
 flf = fl.framework
 
 _UNPLACED_INTRINSICS = ("generic_", "sequence_", "ray_fed_")
-"""Starts of the uris that the unplaced executor is asked to know."""
+"""Prefixes of the URIs of intrinsics that the unplaced executor implements."""
 
 
 def _function_type(function: Closure | blocks.Function) -> fl.Type:
@@ -44,7 +45,6 @@ def _function_type(function: Closure | blocks.Function) -> fl.Type:
 def _as_declared(
     reference: Any, own_type: fl.Type, type_spec: fl.Type | None
 ) -> FederatedValue:
-    """Return what knows its type as a value of the type that was declared for it."""
     declared = own_type if type_spec is None else type_spec
     type_checks.check_assignable(declared, own_type, "a value")
     return FederatedValue(reference, declared)
@@ -57,7 +57,7 @@ def _embedded_already(
     if type_spec is not None and not type_spec.is_equivalent_to(own_type):
         raise errors.ValueMismatchError(
             f"Expected a value of type `{type_spec}`, found one that is embedded as"
-            f" `{own_type}`: compute it, and embed what that returns."
+            f" `{own_type}`: compute it, and embed the result."
         )
     return value
 
@@ -83,15 +83,16 @@ class FederatingExecutor(flf.Executor):
     """Interprets federated types and intrinsics over a strategy.
 
     Args:
-        strategy_factory: takes this executor and returns the strategy; owned.
-        unplaced_executor: handles unplaced values and work; owned.
+        strategy_factory: Takes this executor and returns the strategy, which `close`
+            closes.
+        unplaced_executor: Does the work that has no placement. `close` closes it.
 
     Attributes:
-        strategy: what the factory returned.
-        unplaced: the unplaced executor.
+        strategy: The strategy that the factory returned.
+        unplaced: The unplaced executor.
 
     Raises:
-        ValueMismatchError: an argument is no factory, or no executor.
+        ValueMismatchError: An argument is not a factory, or not an executor.
     """
 
     def __init__(
@@ -117,24 +118,41 @@ class FederatingExecutor(flf.Executor):
     async def create_value(self, value: Any, type_spec: Any = None) -> FederatedValue:
         """Embed an intrinsic, placement, computation, or a value of any type.
 
-        Computations (lambda, tensorflow) and data are held as they are until they are
-        used.
-
-        A value that is embedded here already is returned as it is, at its own type; one
-        of the unplaced executor is taken at the server, at all clients or unplaced.
+        Computations (lambda, tensorflow) and data are kept as they are until they are
+        used. A value that is embedded here is returned unchanged, at its own type. A
+        value of the unplaced executor can be embedded at the server, at all clients or
+        unplaced.
 
         Args:
-            value: of one of these kinds; a list or a tuple for a type that differs by
-                client.
-            type_spec: of the value; may be None for what knows its type.
+            value: The value. If the type differs by client, a list or a tuple.
+            type_spec: Type of the value. It may be None if the value has a type.
 
         Raises:
-            TypeError: value and type do not match, or an intrinsic has no type.
-            ValueError: the value is of a kind that this executor does not support.
-            KindMismatchError: both of these: a Python value without a type, or at the
-                type of a function.
+            TypeError: Value and type do not match, or an intrinsic has no type.
+            ValueError: This executor does not support values of this kind.
+            KindMismatchError: A Python value has no type, or the type of a function.
+                The error is a TypeError and a ValueError.
         """
-        return await self._embed(value, type_spec)
+        return self._own(await self._embed(value, type_spec))
+
+    def _own(self, value: FederatedValue) -> FederatedValue:
+        value.owner = self
+        return value
+
+    def _narrow(self, value: object) -> FederatedValue:
+        """Return an object as a value that this executor embedded.
+
+        Raises:
+            ValueMismatchError: Another executor embedded it.
+        """
+        narrowed = type_checks.narrow(value, FederatedValue, _NAME)
+        if narrowed.owner not in (None, self):
+            raise errors.ValueMismatchError(
+                "Expected a value embedded in this FederatingExecutor, found one of"
+                f" another, of type `{narrowed.type_signature}`: compute it, and embed"
+                " the result."
+            )
+        return narrowed
 
     async def _embed(self, value: Any, type_spec: Any) -> FederatedValue:
         type_spec = None if type_spec is None else fl.to_type(type_spec)
@@ -146,7 +164,7 @@ class FederatingExecutor(flf.Executor):
             case Closure() | blocks.Function():
                 return _as_declared(value, _function_type(value), type_spec)
             case FederatedValue():
-                return _embedded_already(value, type_spec)
+                return _embedded_already(self._narrow(value), type_spec)
             case _:
                 return await self._embed_python(value, type_spec)
 
@@ -204,17 +222,13 @@ class FederatingExecutor(flf.Executor):
                 )
 
     async def _embed_value(self, value: Any, type_spec: fl.Type) -> FederatedValue:
-        if isinstance(value, flf.ExecutorValue):  # of the unplaced executor
+        if isinstance(value, flf.ExecutorValue):  # embedded in the unplaced executor
             declared = type_spec
             if isinstance(type_spec, fl.FederatedType):
                 declared = type_spec.member
             type_checks.check_assignable(declared, value.type_signature, "a value")
         if isinstance(type_spec, fl.FederatedType):
-            if type_spec.placement not in self.strategy.placements:
-                names = sorted(p.name for p in self.strategy.placements)
-                raise errors.UnsupportedError(
-                    f"Expected a value placed at one of {names}, found `{type_spec}`."
-                )
+            self._check_placement(type_spec)
             if type_spec.placement == fl.CLIENTS:
                 return await self._embed_at_clients(value, type_spec)
             if type_spec.placement == fl.SERVER:
@@ -224,14 +238,15 @@ class FederatingExecutor(flf.Executor):
         if type_checks.is_placed_struct(type_spec):
             struct = type_checks.struct_type(type_spec)
             elements = structs.struct_elements(value, struct)
-            members = await asyncio.gather(
-                *(self._embed(member, t) for t, _, member in elements)
+            members = await gather_by_index(
+                self._embed(member, t) for t, _, member in elements
             )
+            check_same_clients(member.ids for member in members)
             names = [name for name, _ in struct.items()]
             return FederatedValue(
                 structs.Struct(zip(names, members, strict=True)), type_spec
             )
-        if isinstance(value, stored.External):  # may be large, and never needed
+        if isinstance(value, stored.External):  # it can be large and may not be needed
             read = self.unplaced.create_value
             return FederatedValue(Deferred(lambda: read(value, type_spec)), type_spec)
         embedded = await self._embed_unplaced(value, type_spec)
@@ -242,7 +257,9 @@ class FederatingExecutor(flf.Executor):
     ) -> FederatedValue:
         placed = await self.strategy.place(value, type_spec)
         if not type_spec.all_equal:
-            return FederatedValue(placed, type_spec)
+            embedded = FederatedValue(placed, type_spec)
+            embedded.ids = ids_by_client(value)
+            return embedded
         equal = Deferred(lambda: self._embed_unplaced(value, type_spec.member))
         return FederatedValue(placed, type_spec, equal)
 
@@ -250,6 +267,18 @@ class FederatingExecutor(flf.Executor):
         if isinstance(value, flf.ExecutorValue):
             return value
         return await self.unplaced.create_value(value, type_spec)
+
+    def _check_placement(self, type_spec: fl.Type) -> None:
+        """Raise if the strategy does not implement the placement of a type."""
+        placements = self.strategy.placements
+        if isinstance(type_spec, fl.FederatedType) and (
+            type_spec.placement not in placements
+        ):
+            names = sorted(placement.name for placement in placements)
+            raise errors.UnsupportedError(
+                f"Expected a value placed at one of {names}, found `{type_spec}`: the"
+                " strategy implements no other placements."
+            )
 
     def _check_known(self, uri: str) -> None:
         is_unplaced = uri.startswith(_UNPLACED_INTRINSICS)
@@ -261,7 +290,7 @@ class FederatingExecutor(flf.Executor):
 
     @property
     def _implemented(self) -> list[str]:
-        """The uris of the federated intrinsics that can be called, sorted."""
+        """The URIs of the federated intrinsics that can be called, sorted."""
         own = self.strategy.intrinsics
         uris = {*interpretation.HANDLERS, *own}
         return sorted(uri for uri in uris if own.get(uri, uri) is not None)
@@ -270,20 +299,19 @@ class FederatingExecutor(flf.Executor):
     async def create_call(
         self, comp: flf.ExecutorValue, arg: flf.ExecutorValue | None = None
     ) -> FederatedValue:
-        """Call an intrinsic here, a TensorFlow function in the unplaced executor.
+        """Call an intrinsic here, or a TensorFlow function in the unplaced executor.
 
         Raises:
-            TypeError: `comp` or `arg` is not embedded here, `comp` is no function, or
-                the types do not fit.
-            ValueError: `comp` is of a kind that cannot be called here (a lambda).
-            KindMismatchError: both of these: `comp` is federated_map_all_equal, and
-                the value that it maps is not all-equal.
-            NotImplementedError: the intrinsic is none that is implemented.
+            TypeError: `comp` or `arg` is not embedded here, `comp` is not a function,
+                or the types do not match.
+            ValueError: `comp` is a lambda or another function that cannot be called
+                here.
+            KindMismatchError: `comp` is federated_map_all_equal, and the value that it
+                maps is not all-equal. The error is a TypeError and a ValueError.
+            NotImplementedError: The intrinsic is not implemented.
         """
-        function = type_checks.narrow(comp, FederatedValue, _NAME)
-        argument = (
-            None if arg is None else type_checks.narrow(arg, FederatedValue, _NAME)
-        )
+        function = self._narrow(comp)
+        argument = None if arg is None else self._narrow(arg)
         type_spec = function.type_signature
         if not isinstance(type_spec, fl.FunctionType):
             raise errors.ValueMismatchError(
@@ -294,9 +322,10 @@ class FederatingExecutor(flf.Executor):
         match function.reference:
             case flf.Intrinsic() if self._is_federated(function.reference.uri):
                 uri = function.reference.uri
-                return await self._call_intrinsic(uri, argument, type_spec)
+                return self._own(await self._call_intrinsic(uri, argument, type_spec))
             case flf.Intrinsic() | flf.CompiledComputation() | flf.ExecutorValue():
-                return await self._call_unplaced(function, argument, type_spec.result)
+                result = type_spec.result
+                return self._own(await self._call_unplaced(function, argument, result))
             case _:
                 raise errors.UnsupportedError(
                     "Expected an intrinsic or a TensorFlow computation to call, found"
@@ -314,9 +343,15 @@ class FederatingExecutor(flf.Executor):
             raise errors.MissingIntrinsicError(
                 f"Expected one of {self._implemented}, found the intrinsic `{uri}`."
             )
+        self._check_placement(type_spec.result)
         own = self.strategy.intrinsics.get(uri)
         if own is None:
-            return await interpretation.HANDLERS[uri](self, arg, type_spec)
+            called = await interpretation.HANDLERS[uri](self, arg, type_spec)
+            if not type_checks.is_at_server(type_spec.result):
+                return called
+            result = cast("fl.FederatedType", type_spec.result)
+            placed = await self.strategy.place(called.reference, result)
+            return FederatedValue(placed, result)
         result = await own(None if arg is None else await _resolve(arg), type_spec)
         return FederatedValue(result, type_spec.result)
 
@@ -345,14 +380,16 @@ class FederatingExecutor(flf.Executor):
         """Combine embedded values to a struct, keeping names.
 
         Raises:
-            TypeError: an element is not embedded here.
+            TypeError: An element is not embedded here, or two elements have values of
+                different clients at one index.
         """
         members = [
-            (name, type_checks.narrow(member, FederatedValue, _NAME))
+            (name, self._narrow(member))
             for name, member in structs.iter_elements(structs.to_struct(elements))
         ]
+        check_same_clients(member.ids for _, member in members)
         type_spec = fl.StructType((name, m.type_signature) for name, m in members)
-        return FederatedValue(structs.Struct(members), type_spec)
+        return self._own(FederatedValue(structs.Struct(members), type_spec))
 
     @override
     async def create_selection(
@@ -361,17 +398,18 @@ class FederatingExecutor(flf.Executor):
         """Select an element of an embedded struct, by index or by name.
 
         Raises:
-            TypeError: `source` is no struct embedded here, or has no such element.
-            ValueError: both or neither of `index` and `name` are given, or `source` is
-                a struct of a kind that this executor does not know.
+            TypeError: `source` is not a struct that is embedded here, or does not have
+                the element.
+            ValueError: Both `index` and `name` are given, or neither, or this executor
+                does not know the kind of the struct.
         """
-        struct = type_checks.narrow(source, FederatedValue, _NAME)
+        struct = self._narrow(source)
         position = type_checks.select_index(struct.type_signature, index, name)
         type_spec = cast("fl.StructType", struct.type_signature)
         if isinstance(struct.reference, structs.Struct):
-            return cast("FederatedValue", struct.reference[position])
+            return self._own(cast("FederatedValue", struct.reference[position]))
         inner = struct.reference
-        if isinstance(inner, Deferred):
+        if isinstance(inner, Once):
             inner = await inner.get()
         if not isinstance(inner, flf.ExecutorValue):
             raise errors.UnsupportedError(
@@ -379,18 +417,18 @@ class FederatingExecutor(flf.Executor):
                 f" `{type(inner).__name__}`."
             )
         selected = await self.unplaced.create_selection(inner, position)
-        return FederatedValue(selected, type_spec[position])
+        return self._own(FederatedValue(selected, type_spec[position]))
 
 
 async def _resolve(value: FederatedValue) -> Any:
-    """Return what the strategy and the unplaced executor hold of a value."""
+    """Return a value in the form that the strategy and the unplaced executor use."""
     match value.reference:
         case structs.Struct():
             pairs = list(structs.iter_elements(value.reference))
             members = [await _resolve(member) for _, member in pairs]
             names = [name for name, _ in pairs]
             return structs.Struct(zip(names, members, strict=True))
-        case Deferred():
+        case Once():
             return await value.reference.get()
         case _:
             return value.reference

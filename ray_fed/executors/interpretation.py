@@ -1,14 +1,12 @@
-"""What each federated intrinsic means, once, in terms of a strategy and a server.
+"""Defines each federated intrinsic by calls of a strategy and of an unplaced executor.
 
-Handlers take the embedded argument apart, hand functions on as travelling ones, and
-leave the rest to the strategy (clients) and to the unplaced executor (server). What
-keys select is evaluated by one graph for all of them, where the unplaced executor has
-such graphs.
+A handler takes the embedded argument of an intrinsic apart. The strategy does the work
+of clients, and the unplaced executor does the work of the server. A `federated_select`
+evaluates one graph for all keys, if the unplaced executor has such graphs.
 """
 
-import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import federated_language as fl
@@ -21,45 +19,40 @@ import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
 from ray_fed.executors.closure import Closure, constant, may_draw, to_function
 from ray_fed.executors.embedded_value import EmbeddedValue
+from ray_fed.executors.fan_out import Once, gather_by_index
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.language import blocks, intrinsics, structs, type_checks
-from ray_fed.language.blocks import Function, serialise
+from ray_fed.language.blocks import Function, serialize
 from ray_fed.plan import random_keys
+from ray_fed.values.client_references import ClientIds
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 
 flf = fl.framework
 
 
-class Deferred:
-    """A value without placement that is embedded when it is first needed.
-
-    Args:
-        embed: embeds it in the unplaced executor.
-    """
-
-    def __init__(self, embed: Callable[[], Coroutine[Any, Any, flf.ExecutorValue]]):
-        self._embed = embed
-        self._embedded: asyncio.Future[flf.ExecutorValue] | None = None
-
-    async def get(self) -> flf.ExecutorValue:
-        """Return the value embedded in the unplaced executor."""
-        if self._embedded is None:
-            self._embedded = asyncio.ensure_future(self._embed())
-        return await self._embedded
+Deferred = Once[flf.ExecutorValue]
+"""A value without placement that the unplaced executor embeds when first needed."""
 
 
 class FederatedValue(EmbeddedValue):
     """A value embedded in a `FederatingExecutor`.
 
-    Its reference is, by type: a `Placed` at clients; a value of the unplaced executor
-    at the server and without placement, perhaps `Deferred`; a Struct of such values; a
-    building block or closure for a function.
+        type                   reference
+        at clients             `Placed`
+        at the server          the result of the strategy's `place`
+        without placement      a value of the unplaced executor, perhaps `Deferred`
+        a struct of these      a Struct
+        a function             a building block or a closure
 
     Args:
-        reference: see above.
-        type_signature: type of the value.
-        equal: what each client would hold, in the unplaced executor; for a value that
-            is equal at all clients, to be read in a cohort without any.
+        reference: See above.
+        type_signature: Type of the value.
+        equal: If the value is equal at all clients, the value of a client in the
+            unplaced executor. It is read if the cohort has no clients.
+
+    Attributes:
+        ids: The ids in each client's value. Empty if the value has no ids, and for all
+            values that are not placed at clients.
     """
 
     def __init__(
@@ -67,25 +60,28 @@ class FederatedValue(EmbeddedValue):
     ) -> None:
         super().__init__(reference, type_signature)
         self.equal = equal
+        self.ids: Sequence[ClientIds] = ()
+        self.owner: object = None
+        """The executor that returned the value, or None inside of the executor."""
 
     @override
     async def compute(self) -> Any:
-        """Return a list for clients, what the unplaced executor computes otherwise.
+        """Return a list for values of clients, and one value for all others.
 
         Raises:
-            ValueMismatchError: the value is a function.
+            ValueMismatchError: The value is a function.
         """
         reference = self._reference
         if isinstance(reference, structs.Struct):
             pairs = list(structs.iter_elements(reference))
-            computed = await asyncio.gather(*(member.compute() for _, member in pairs))
+            computed = await gather_by_index(member.compute() for _, member in pairs)
             names = [name for name, _ in pairs]
             return structs.Struct(zip(names, computed, strict=True))
         if isinstance(self._type_signature, fl.FederatedType):
             if type_checks.is_at_clients(self._type_signature):
                 return await self._compute_clients(self._type_signature)
             return await reference.compute()
-        if isinstance(reference, Deferred):
+        if isinstance(reference, Once):
             reference = await reference.get()
         if isinstance(reference, flf.ExecutorValue):
             return await reference.compute()
@@ -108,7 +104,7 @@ class FederatedValue(EmbeddedValue):
 
 
 class Interpreter(Protocol):
-    """What a handler needs of the executor."""
+    """The parts of an executor that a handler uses."""
 
     strategy: FederatingStrategy
     unplaced: flf.Executor
@@ -121,7 +117,7 @@ async def unplaced_value(
     match value.reference:
         case flf.ExecutorValue():
             return value.reference
-        case Deferred():
+        case Once():
             return await value.reference.get()
         case structs.Struct():
             elements = [
@@ -132,6 +128,12 @@ async def unplaced_value(
         case _ if isinstance(value.type_signature, fl.FunctionType):
             function = await to_function(value)
             return await interpreter.unplaced.create_value(function)
+        case reference if type_checks.is_at_server(value.type_signature):
+            # The strategy represents values at the server by another class.
+            member = type_checks.member_type(value.type_signature)
+            return await interpreter.unplaced.create_value(
+                await reference.compute(), member
+            )
         case _:
             raise errors.ValueMismatchError(
                 f"Expected a value without clients, found `{value.type_signature}`."
@@ -141,10 +143,10 @@ async def unplaced_value(
 async def call_at_server(
     interpreter: Interpreter, function: FederatedValue, arg: FederatedValue | None
 ) -> flf.ExecutorValue:
-    """Call a function without clients; a lambda where its names are resolved.
+    """Call a function at the server.
 
-    So what a lambda captures stays where it is, and the unplaced executor need not
-    know lambdas.
+    The executor that resolves names calls a lambda. So captured values stay where they
+    are, and the unplaced executor does not have to know lambdas.
     """
     if isinstance(function.reference, Closure):
         result = await function.reference(arg)
@@ -161,13 +163,13 @@ async def select_all(
     state: flf.ExecutorValue,
     all_keys: Sequence[Any],
 ) -> list[ColumnarSequence] | None:
-    """Return what the keys of each client select; None where no graph does it.
+    """Return the elements that each client's keys select, or None without a graph.
 
     Args:
-        unplaced: runs the graph, or knows none.
-        function: of state and key; draws nothing.
-        state: embedded in `unplaced`.
-        all_keys: of each client.
+        unplaced: Runs the graph, if it has such graphs.
+        function: A function of state and key that draws no random numbers.
+        state: The state, embedded in `unplaced`.
+        all_keys: The keys of each client.
     """
     if not any(map(len, all_keys)):
         return None
@@ -179,7 +181,7 @@ async def select_all(
         type_spec = state.type_signature
         plain = plain_values.to_plain(await state.compute(), type_spec, "the state")
         constants = (plain, *(value for _, _, value in function.captured))
-        work = plans.KeySelection(blocks.serialise(_close(function, type_spec)))
+        work = plans.KeySelection(blocks.serialize(_close(function, type_spec)))
         graph = await unplaced.create_value(work)
         parameter = type_checks.function_type(graph.type_signature).parameter
         argument = await unplaced.create_value((constants, different), parameter)
@@ -187,7 +189,7 @@ async def select_all(
         tensors = plain_values.to_plain(await called.compute(), called.type_signature)
     except errors.ClusterError:
         raise
-    except Exception:  # noqa: BLE001 (one call a key says what it is)
+    except Exception:  # noqa: BLE001 (a call for each key instead)
         return None
     return split_rows([tensor[places] for tensor in tensors], all_keys)
 
@@ -198,8 +200,8 @@ def split_rows(
     """Return each client's elements as a sequence.
 
     Args:
-        rows: each tensor of the elements of all clients, one after another.
-        all_keys: of each client, as many as its elements.
+        rows: For each tensor of an element, an array of all clients' elements.
+        all_keys: The keys of each client: one for each of its elements.
     """
     ends = itertools.accumulate(map(len, all_keys), initial=0)
     return [
@@ -212,7 +214,7 @@ def check_keys(all_keys: Sequence[Any], max_key: int) -> None:
     """Check each client's keys.
 
     Raises:
-        ComputationError: a key is out of range; with the client's index.
+        ComputationError: A key is out of range. The error has the client's index.
     """
     for client_index, keys in enumerate(all_keys):
         if any(not 0 <= key <= max_key for key in keys):
@@ -224,7 +226,10 @@ def check_keys(all_keys: Sequence[Any], max_key: int) -> None:
 
 
 def _close(function: Function, state: fl.Type) -> flf.Lambda:
-    """Return the function as one of constants, state and captures, and a key."""
+    """Return the function of state and key as a function of constants and key.
+
+    The constants are the state and the captured values.
+    """
     captured = [
         (name, blocks.parse_type(type_bytes))
         for name, type_bytes, _ in function.captured
@@ -252,6 +257,7 @@ def _close(function: Function, state: fl.Type) -> flf.Lambda:
 Handler = Callable[
     [Interpreter, FederatedValue | None, fl.FunctionType], Awaitable[FederatedValue]
 ]
+"""A handler. The strategy has not placed a result at the server yet."""
 
 
 def _part(arg: FederatedValue | None, index: int) -> FederatedValue:
@@ -267,8 +273,7 @@ async def _value_at_server(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
     value = await unplaced_value(interpreter, _whole(arg))
-    result = cast("fl.FederatedType", type_spec.result)
-    return FederatedValue(await interpreter.strategy.place(value, result), result)
+    return FederatedValue(value, type_spec.result)
 
 
 async def _all_equal_at_clients(
@@ -311,7 +316,7 @@ async def _map(
 async def _map_all_equal(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
-    """Map; without clients, what each would hold is computed at the server."""
+    """Map an all-equal value. Without clients, the server computes the result."""
     mapped = await _map(interpreter, arg, type_spec)
     function, equal = _part(arg, 0), _part(arg, 1).equal
     if equal is None:
@@ -373,50 +378,42 @@ def _derived(uri: str) -> Handler:
     async def handle(
         interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
     ) -> FederatedValue:
-        placed = await _zipped(interpreter, _whole(arg))
-        derived = intrinsics.DERIVED_AGGREGATIONS[uri](placed.member)
-        result = await _reduce(interpreter, placed, derived)
+        unplaced, strategy = interpreter.unplaced, interpreter.strategy
+        value, bounds = _whole(arg), list[flf.ExecutorValue]()
+        if uri in intrinsics.BOUNDED:
+            value, bound = _part(arg, 0), _part(arg, 1)
+            bounds = [await unplaced_value(interpreter, bound)]
+        placed = await _zipped(interpreter, value)
+        types = [bound.type_signature for bound in bounds]
+        derived = intrinsics.DERIVED_AGGREGATIONS[uri](placed.member, *types)
+        if derived.check is not None:
+            everywhere = fl.FederatedType(types[0], fl.CLIENTS, all_equal=True)
+            pair = [placed, await strategy.place(bounds.pop(), everywhere)]
+            placed = await strategy.map(
+                Function(serialize(derived.check)),
+                structs.Struct((None, part) for part in pair),
+                placed.member,
+            )
+        zero = await unplaced.create_call(
+            await unplaced.create_value(derived.zero),
+            await unplaced.create_struct(bounds) if bounds else None,
+        )
+        result = await strategy.reduce(
+            placed,
+            zero,
+            Function(serialize(derived.accumulate)),
+            Function(serialize(derived.merge)),
+        )
+        if derived.report is not None:
+            report = await unplaced.create_value(derived.report)
+            result = await unplaced.create_call(report, result)
         return FederatedValue(result, type_spec.result)
 
     return handle
 
 
-async def _reduce(
-    interpreter: Interpreter,
-    placed: Placed,
-    derived: intrinsics.Aggregation,
-    bound: flf.ExecutorValue | None = None,
-) -> flf.ExecutorValue:
-    """Return what a derived aggregation comes to; `bound` is what its zero takes."""
-    unplaced = interpreter.unplaced
-    argument = None if bound is None else await unplaced.create_struct([bound])
-    zero = await unplaced.create_call(
-        await unplaced.create_value(derived.zero), argument
-    )
-    reduced = await interpreter.strategy.reduce(
-        placed,
-        zero,
-        Function(serialise(derived.accumulate)),
-        Function(serialise(derived.merge)),
-    )
-    if derived.report is None:
-        return reduced
-    report = await unplaced.create_value(derived.report)
-    return await unplaced.create_call(report, reduced)
-
-
-async def _modular_sum(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    placed = cast("Placed", _part(arg, 0).reference)
-    modulus = await unplaced_value(interpreter, _part(arg, 1))
-    derived = intrinsics.modular_sum(placed.member, modulus.type_signature)
-    result = await _reduce(interpreter, placed, derived, modulus)
-    return FederatedValue(result, type_spec.result)
-
-
 async def _zipped(interpreter: Interpreter, value: FederatedValue) -> Placed:
-    """Return a placed value, or a struct of them (a mean's <value, weight>) zipped."""
+    """Zip a struct of placed values, such as <value, weight>. Return others as is."""
     if not isinstance(value.reference, structs.Struct):
         return cast("Placed", value.reference)
     elements = structs.iter_elements(value.reference)
@@ -426,37 +423,13 @@ async def _zipped(interpreter: Interpreter, value: FederatedValue) -> Placed:
     return await interpreter.strategy.map(None, _placed_arg(value), member)
 
 
-def _secure_sum(uri: str) -> Handler:
-    async def handle(
-        interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-    ) -> FederatedValue:
-        value, bound = _part(arg, 0), await unplaced_value(interpreter, _part(arg, 1))
-        member = type_checks.member_type(value.type_signature)
-        bound_type = bound.type_signature
-        everywhere = fl.FederatedType(bound_type, fl.CLIENTS, all_equal=True)
-        placed = await interpreter.strategy.map(
-            Function(serialise(intrinsics.check_of(uri, member, bound_type))),
-            structs.Struct(
-                [
-                    (None, value.reference),
-                    (None, await interpreter.strategy.place(bound, everywhere)),
-                ]
-            ),
-            member,
-        )
-        checked = FederatedValue(placed, value.type_signature)
-        return await _derived(flf.FEDERATED_SUM.uri)(interpreter, checked, type_spec)
-
-    return handle
-
-
 async def _select(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
-    """Evaluate the selection function at the server; send each client its own.
+    """Evaluate the selection function at the server and send each client its elements.
 
-    By one graph for all keys, or once a key; where the function may draw, once a
-    client and key.
+    One graph evaluates all keys if there is one. Otherwise the function is called once
+    for each key, or once for each client and key if it may draw random numbers.
     """
     all_keys = await cast("Placed", _part(arg, 0).reference).compute()
     check_keys(all_keys, int(await _part(arg, 1).compute()))
@@ -470,7 +443,7 @@ async def _select(
 
     is_random = may_draw(function)
     result = cast("fl.FederatedType", type_spec.result)
-    # One graph for all keys, where there is one: one call per key takes far longer.
+    # One call per key takes far longer than one graph for all keys.
     if not is_random:
         travelling = await to_function(function)
         by_client = await select_all(interpreter.unplaced, travelling, state, all_keys)
@@ -508,8 +481,6 @@ HANDLERS: Mapping[str, Handler] = {
     flf.FEDERATED_ZIP_AT_SERVER.uri: _value_at_server,
     flf.FEDERATED_SELECT.uri: _select,
     flf.FEDERATED_SECURE_SELECT.uri: _select,
-    intrinsics.FEDERATED_SECURE_MODULAR_SUM.uri: _modular_sum,
-    **{uri: _secure_sum(uri) for uri in intrinsics.SECURE_SUM_CHECKS},
     **{uri: _derived(uri) for uri in intrinsics.DERIVED_AGGREGATIONS},
 }
-"""By uri; what stands here is what a strategy is asked to do."""
+"""Handlers by URI. A strategy does not have to implement these intrinsics itself."""

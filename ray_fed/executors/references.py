@@ -1,13 +1,12 @@
-"""Resolves names: lambdas, blocks, calls, selections and structs, by building block.
+"""Evaluates the building blocks that bind names: lambdas, blocks, calls and structs.
 
-It hands to its target only what has no free references. A lambda that is passed on
-as an argument (of an intrinsic, say) goes down as a `Closure`: the lambda with the
-embedded values it captures. Locals of a block are evaluated when first needed, once,
-each in a task of its own, so that independent ones run at the same time and a long
-chain of locals does not nest.
+The target of the executor gets blocks without free references only. A lambda that is
+an argument, such as the argument of an intrinsic, is embedded in the target as a
+`Closure`: the lambda with the embedded values that it captures. A local of a block is
+evaluated once, when it is first needed, in its own task. So independent locals run at
+the same time, and a long chain of locals does not nest.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -24,6 +23,7 @@ from ray_fed.executors.closure import (
     constant,
     split_captures,
 )
+from ray_fed.executors.fan_out import gather_by_index
 from ray_fed.language import blocks, intrinsics, structs, type_checks
 from ray_fed.plan import random_keys
 
@@ -32,10 +32,10 @@ _NAME = "ReferenceResolvingExecutor"
 
 
 class ReferenceResolvingExecutor(flf.Executor):
-    """Interprets everything that names things, over a target that knows no names.
+    """Resolves names, so that its target needs to know neither lambdas nor blocks.
 
     Args:
-        target_executor: runs what is left; owned: `close` closes it.
+        target_executor: Runs blocks without names. `close` closes it.
     """
 
     def __init__(self, target_executor: flf.Executor) -> None:
@@ -48,11 +48,11 @@ class ReferenceResolvingExecutor(flf.Executor):
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
-        """Embed a computation, a travelling function, or a value of the target's.
+        """Embed a computation, a serialized function, or a value of the target.
 
         Raises:
-            TypeError: the value is not of the type.
-            ValueError: the target does not understand the value.
+            TypeError: The value is not of the type.
+            ValueError: The target does not understand the value.
         """
         type_spec = None if type_spec is None else fl.to_type(type_spec)
         if isinstance(value, blocks.Function) and value.captured:
@@ -83,10 +83,10 @@ class ReferenceResolvingExecutor(flf.Executor):
     async def create_call(
         self, comp: flf.ExecutorValue, arg: flf.ExecutorValue | None = None
     ) -> ResolvedValue:
-        """Call a lambda here, any other function in the target.
+        """Call a lambda here. The target calls all other functions.
 
         Raises:
-            TypeError: `comp` is no function, or `arg` is not what it takes.
+            TypeError: `comp` is not a function, or does not accept `arg`.
         """
         function = type_checks.narrow(comp, ResolvedValue, _NAME)
         argument = (
@@ -117,7 +117,7 @@ class ReferenceResolvingExecutor(flf.Executor):
         """Combine embedded values to a struct, keeping names.
 
         Raises:
-            TypeError: an element is not embedded here.
+            TypeError: An element is not embedded here.
         """
         members = [
             (name, type_checks.narrow(member, ResolvedValue, _NAME))
@@ -133,8 +133,9 @@ class ReferenceResolvingExecutor(flf.Executor):
         """Select an element of an embedded struct, by index or by name.
 
         Raises:
-            TypeError: `source` is no struct embedded here, or has no such element.
-            ValueError: both or neither of `index` and `name` are given.
+            TypeError: `source` is not a struct that is embedded here, or does not have
+                the element.
+            ValueError: Both `index` and `name` are given, or neither.
         """
         struct = type_checks.narrow(source, ResolvedValue, _NAME)
         position = type_checks.select_index(struct.type_signature, index, name)
@@ -172,16 +173,18 @@ class ReferenceResolvingExecutor(flf.Executor):
     async def _evaluate_call(self, block: flf.Call, scope: Scope) -> ResolvedValue:
         if block.argument is None:
             return await self.create_call(await self._evaluate(block.function, scope))
-        function, argument = await asyncio.gather(
-            self._evaluate(block.function, scope),
-            self._evaluate_part(block.argument, "argument", scope),
+        function, argument = await gather_by_index(
+            [
+                self._evaluate(block.function, scope),
+                self._evaluate_part(block.argument, "argument", scope),
+            ]
         )
         return await self.create_call(function, argument)
 
     async def _evaluate_struct(self, block: flf.Struct, scope: Scope) -> ResolvedValue:
         pairs = list(block.items())
-        members = await asyncio.gather(
-            *(self._evaluate_part(b, i, scope) for i, (_, b) in enumerate(pairs))
+        members = await gather_by_index(
+            self._evaluate_part(b, i, scope) for i, (_, b) in enumerate(pairs)
         )
         elements = [(name, m) for (name, _), m in zip(pairs, members, strict=True)]
         return ResolvedValue(structs.Struct(elements), block.type_signature)
@@ -195,7 +198,7 @@ class ReferenceResolvingExecutor(flf.Executor):
     async def _evaluate_part(
         self, part: flf.ComputationBuildingBlock, where: str | int, scope: Scope
     ) -> ResolvedValue:
-        """Evaluate a part of a block; its random numbers depend on its place there."""
+        """Evaluate a part of a block. Its position there keys its random numbers."""
         name = blocks.operand_name(part, where)
         if name is None:
             return await self._evaluate(part, scope)
@@ -205,7 +208,7 @@ class ReferenceResolvingExecutor(flf.Executor):
     def _local(
         self, name: str, block: flf.ComputationBuildingBlock, scope: Scope
     ) -> Callable[[], Coroutine[Any, Any, ResolvedValue]]:
-        # The key of the block: which part needs the local first is left to chance.
+        # Use the key of the block, because any part may need the local first.
         key = random_keys.current()
 
         async def evaluate() -> ResolvedValue:
@@ -215,13 +218,12 @@ class ReferenceResolvingExecutor(flf.Executor):
         return evaluate
 
     async def _embed(self, value: ResolvedValue) -> flf.ExecutorValue:
-        """Return the value embedded in the target."""
         match value.reference:
             case flf.ExecutorValue():
                 return value.reference
             case structs.Struct():
                 pairs = list(structs.iter_elements(value.reference))
-                members = await asyncio.gather(*(self._embed(m) for _, m in pairs))
+                members = await gather_by_index(self._embed(m) for _, m in pairs)
                 names = [name for name, _ in pairs]
                 return await self._target.create_struct(
                     structs.Struct(zip(names, members, strict=True))
@@ -247,7 +249,6 @@ class ReferenceResolvingExecutor(flf.Executor):
 
 
 def _unwrap(block: flf.ComputationBuildingBlock) -> Any:
-    """Return what executors below take for a building block: its message or value."""
     match block:
         case flf.Literal():
             return block.value

@@ -1,4 +1,4 @@
-"""The top of a stack that nothing above it seeds: keys the random numbers of calls."""
+"""Gives a seed to the random numbers of a stack of executors."""
 
 import itertools
 from typing import Any
@@ -10,15 +10,15 @@ from ray_fed.plan import random_keys
 
 
 class SeededExecutor(fl.framework.Executor):
-    """Delegates every verb to a target, with the numbers that it draws keyed.
+    """Delegates each method to a target, and gives a key to its random numbers.
 
-    Each embedding and each call draws from a key of the seed and of the count of such
-    verbs before it, so the same verbs in the same order draw the same numbers.
+    The key has the seed, and the number of calls of `create_value` and `create_call`
+    before this call. So equal calls in equal order draw equal numbers.
 
     Args:
-        target_executor: runs everything; owned: `close` closes it.
-        seed: of all random numbers.
-        count: yields how many verbs there were, shared by the stacks of one seed.
+        target_executor: Runs everything. `close` closes it.
+        seed: Seed of all random numbers.
+        count: Counts the calls. The stacks of one seed share it.
     """
 
     def __init__(

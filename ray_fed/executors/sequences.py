@@ -1,9 +1,9 @@
 """Maps, reduces and sums sequences, with functions of any kind.
 
-A function that is TensorFlow could run inside a dataset; a lambda could not. So the
-elements are read, the function is called on each by the target, in order, and a
-mapped sequence is embedded again. Each call draws from the key of its element.
-Everything that is no sequence intrinsic is passed through untouched.
+A dataset can call a TensorFlow function, but it cannot call a lambda. So the executor
+reads the elements, and the target calls the function on each element, in order. Then
+the results are embedded as a sequence. The random numbers of a call depend on the
+index of its element. Everything else is passed to the target unchanged.
 """
 
 from typing import Any, cast
@@ -24,14 +24,14 @@ _SUM = "sequence_sum"
 
 
 class SequenceValue(EmbeddedValue):
-    """A sequence intrinsic, a lambda for one, or a struct that holds a lambda."""
+    """A sequence intrinsic, a lambda for an intrinsic, or a struct with a lambda."""
 
     @override
     async def compute(self) -> Any:
-        """Refuse: all values are the target's.
+        """Raise an error, because these values are functions.
 
         Raises:
-            ValueMismatchError: always.
+            ValueMismatchError: Always.
         """
         raise errors.ValueMismatchError(
             f"Expected a value to compute, found a function `{self._type_signature}`:"
@@ -43,7 +43,7 @@ class SequenceExecutor(flf.Executor):
     """Adds sequence_map, sequence_reduce and sequence_sum to a target.
 
     Args:
-        target_executor: embeds elements and calls functions; owned.
+        target_executor: Embeds elements and calls functions. `close` closes it.
     """
 
     def __init__(self, target_executor: flf.Executor) -> None:

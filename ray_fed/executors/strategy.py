@@ -1,13 +1,13 @@
-"""The seam between intrinsics and clients: where client values live and work runs.
+"""The interface between intrinsics and clients.
 
-`FederatingExecutor` knows what an intrinsic means, a strategy knows where clients are.
-Neither knows the other's half:
+`FederatingExecutor` defines the intrinsics. A strategy keeps the values of clients and
+runs their work:
 
-    place    a value at its placement: values of clients, or one for all of them;
-             the value at the server; whatever a placement of its own has
-    map      one function on each client (None: zip), results stay where they are
-    reduce   accumulate leaf by leaf, merge the leaves along the tree
-    close
+    place    put a value at its placement: values of clients, one value for all clients,
+             a value at the server, or a value at a placement of the strategy
+    map      call a function on each client, or zip values of clients
+    reduce   accumulate the clients of each leaf, and merge leaves along the tree
+    close    release everything
 """
 
 import abc
@@ -23,7 +23,7 @@ from ray_fed.language.structs import Plain, Struct
 
 
 class Placed(Protocol):
-    """A value for each client of a cohort, wherever those values are."""
+    """The values of the clients of a cohort, wherever they are."""
 
     @property
     def member(self) -> fl.Type:
@@ -36,25 +36,25 @@ class Placed(Protocol):
 
 
 PlacedArg: TypeAlias = Placed | Struct[Any]
-"""What one function takes from each client: a placed value, or a struct of them."""
+"""The argument of a function on each client: a placed value, or a struct of them."""
 
 
 StrategyIntrinsic: TypeAlias = Callable[[Any, fl.FunctionType], Awaitable[Any]]
-"""What an intrinsic of a strategy's own does: (argument, type of the call) -> result.
+"""An intrinsic that a strategy implements: (argument, type of the call) -> result.
 
-Both are what the strategy and the unplaced executor hold: what `place` returned, an
-executor's value without placement, a Struct of these for a struct.
+Argument and result are values that `place` returned, values of the unplaced executor,
+or Structs of these.
 """
 
 
 class FederatingStrategy(abc.ABC):
-    """How values are placed at clients and work is delegated to them.
+    """Places values at clients and delegates work to them.
 
     Attributes:
-        num_clients: size of the cohort, >= 0.
-        placements: that values may have.
-        intrinsics: by uri, those that the strategy implements itself; None refuses one.
-            All others have the meaning that every strategy gives them by its verbs.
+        num_clients: Size of the cohort, >= 0.
+        placements: The placements that values may have.
+        intrinsics: The intrinsics that the strategy implements itself, by URI. None
+            refuses an intrinsic. All other intrinsics call the methods below.
     """
 
     num_clients: int
@@ -68,19 +68,22 @@ class FederatingStrategy(abc.ABC):
         """Place a value at its placement.
 
         Args:
-            value: at the clients, for an all-equal type one value, or one embedded in
-                the unplaced executor, else a list with one value a client, in client
-                order; at the server a value embedded in the unplaced executor; at a
-                placement of the strategy's own what was passed, unchecked.
-            type_spec: placed at one of `placements`.
+            value: At the clients, a list with one value per client, in client order.
+                If the type is all-equal, one value, which may be embedded in the
+                unplaced executor. At the server, a value that is embedded in the
+                unplaced executor. At a placement of the strategy, the value that was
+                passed, unchecked.
+            type_spec: A type at one of `placements`.
 
         Returns:
-            At the clients, their values; at the server a value that the unplaced
-            executor takes, as a rule the same; else what has a coroutine `compute`.
+            At the clients, their values. At other placements, any object with a
+            coroutine `compute`. At the server, this is usually the value itself. If it
+            is of another class, it is computed and embedded in the unplaced executor
+            when work at the server needs it.
 
         Raises:
-            CardinalityError: the list has another length than the cohort.
-            ValueMismatchError: a value is not of the type.
+            CardinalityError: The list has another length than the cohort.
+            ValueMismatchError: A value is not of the type.
         """
 
     @abc.abstractmethod
@@ -90,12 +93,13 @@ class FederatingStrategy(abc.ABC):
         """Call a function on each client's argument.
 
         Args:
-            function: closed; None returns the argument itself, zipped.
-            arg: what it takes; None for a function of no argument.
-            member: type of one result.
+            function: A function without free references, or None to zip the argument.
+            arg: The argument, or None for a function without a parameter.
+            member: The type of a client's result.
 
         Raises:
-            ComputationError: the function raised; it names the first such client.
+            ComputationError: The function failed. The error names the first client for
+                which it failed.
         """
 
     @abc.abstractmethod
@@ -109,13 +113,14 @@ class FederatingStrategy(abc.ABC):
         """Accumulate the clients of each leaf in order, merge leaves by the tree.
 
         Args:
-            arg: T of each client.
-            zero: U, embedded in the unplaced executor.
+            arg: The T of each client.
+            zero: The U to start with, embedded in the unplaced executor.
             accumulate: <U, T> -> U.
             merge: <U, U> -> U.
 
         Returns:
-            The merged U, embedded in the unplaced executor; zero for no clients.
+            The merged U, embedded in the unplaced executor. It is `zero` if there are
+            no clients.
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Runs a target executor on a thread of its own, so that its callers do not block."""
+"""Runs an executor on its own thread, so that its callers do not block."""
 
 import contextlib
 from typing import Any
@@ -10,15 +10,15 @@ from ray_fed.executors.loops import LoopThread
 
 
 class ThreadDelegatingExecutor(fl.framework.Executor):
-    """Delegates every verb to a target executor on one dedicated thread.
+    """Delegates each method to a target executor on one dedicated thread.
 
-    Values are the target's own. Calls of one executor run one after another; those of
-    several, at the same time.
+    Values are the target's values. Calls of one executor run one after another. Calls
+    of several executors run at the same time.
 
     Args:
-        target_executor: runs on the thread; owned: `close` closes it.
-        name: of the thread.
-        scope: that the thread enters before all else, and leaves at its end.
+        target_executor: Runs on the thread. `close` closes it.
+        name: Name of the thread.
+        scope: A context that the thread enters when it starts and leaves at its end.
     """
 
     def __init__(

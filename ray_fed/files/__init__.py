@@ -1,1 +1,1 @@
-"""Files of data: what their names say, how they are opened, tables in them."""
+"""Files of data: their names, how they are opened, and the tables in them."""

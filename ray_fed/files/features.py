@@ -1,12 +1,12 @@
-"""Which columns of a table are inputs and labels of a client's rows, and their type.
+"""Which columns of a table are inputs and labels, and their types.
 
     x="d"                   one column         f32[]        a row
     x=["d", "dept"]         columns, stacked   f32[2]       a row; of one dtype
     x={"user": "s", ...}    named inputs       <user=...>   a row
 
-The federated type follows from the table's schema. What no tensor holds is refused
-there, by column; what a cell lacks is refused where it is read, by column and client.
-Cells become numpy arrays, without a copy where that can be.
+The federated type follows from the table's schema. A column that no tensor can hold is
+an error then, which names the column. A missing cell is an error when it is read, which
+names column and client. Cells become NumPy arrays, without a copy if possible.
 """
 
 import dataclasses
@@ -18,15 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
-from ray_fed.files import arrow_types, opening
+from ray_fed.files import arrow_types
 from ray_fed.files.arrow_types import is_list, is_text, to_numpy
+from ray_fed.imports import pyarrow
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence, Dims
 
 ColumnNames: TypeAlias = Union[str, Sequence[str], Mapping[str, "ColumnNames"]]  # noqa: UP007 (it names itself)
 """One column, columns to stack, or named inputs of these."""
 
 Missing: TypeAlias = Literal["refuse", "drop", "keep"]
-"""What becomes of rows with a null or a NaN."""
+"""How rows with a null or a NaN are treated."""
 
 MISSING: tuple[Missing, ...] = ("refuse", "drop", "keep")
 
@@ -38,11 +39,11 @@ class Leaf:
     """One tensor of a row.
 
     Attributes:
-        columns: that it comes from.
-        is_stacked: whether these are laid beside one another in a new dimension.
-        type_signature: of one row.
-        shape: of one cell.
-        cast_to: the dtype that its cells are cast to; None: they are as they are.
+        columns: Columns that it comes from.
+        is_stacked: Whether the columns are stacked in a new dimension.
+        type_signature: Type of the tensor in one row.
+        shape: Shape of one cell.
+        cast_to: Dtype that cells are cast to, or None without a cast.
     """
 
     columns: tuple[str, ...]
@@ -57,10 +58,10 @@ class Features:
     """How rows of a table become elements of a client's sequence.
 
     Attributes:
-        element: the type of one row, `<x=..., y=...>`.
-        leaves: its tensors, in the order of the type.
-        missing: what becomes of rows with a null or a NaN in one of the columns.
-        table: what the table is called in an error.
+        element: Type of one row, `<x=..., y=...>`.
+        leaves: Tensors of a row, in the order of the type.
+        missing: How rows with a null or a NaN in one of the columns are treated.
+        table: Name of the table in errors.
     """
 
     element: fl.Type
@@ -78,20 +79,20 @@ class Features:
         missing: Missing,
         table: str,
     ) -> "Features":
-        """Return the features that a user names, by the schema of their table.
+        """Return the features that a user asks for.
 
         Args:
-            schema: of arrow, with all of these columns.
-            x: the columns of the inputs.
-            y: the columns of the labels; None: rows have none.
-            dtypes: the dtype to cast a column to, by its name.
-            missing: one of `MISSING`.
-            table: what the table is called in an error.
+            schema: Schema of arrow with all of the columns.
+            x: Columns of the inputs.
+            y: Columns of the labels, or None without labels.
+            dtypes: Dtype to cast a column to, by name.
+            missing: One of `MISSING`.
+            table: Name of the table in errors.
 
         Raises:
-            ConfigError: `dtypes` or `missing` is none that a column can have.
-            ValueMismatchError: no tensor holds what a column has, or columns of
-                different types are to be stacked.
+            ConfigError: `dtypes` or `missing` has an illegal value.
+            ValueMismatchError: No tensor can hold the values of a column, or columns of
+                different types are stacked.
         """
         if missing not in MISSING:
             raise errors.ConfigError(
@@ -113,14 +114,19 @@ class Features:
         element = fl.StructWithPythonType(members, dict)
         return cls(element, tuple(leaves), missing, table)
 
+    def describe(self) -> dict[str, Any]:
+        """Return the facts that decide the elements, as JSON by name."""
+        leaves = [[list(one.columns), str(one.cast_to)] for one in self.leaves]
+        return {"columns": leaves, "missing": self.missing}
+
     @property
     def columns(self) -> list[str]:
-        """The columns that are read, each once."""
+        """The columns to read, without repetitions."""
         return list(dict.fromkeys(n for leaf in self.leaves for n in leaf.columns))
 
 
 def _name_columns(name: str, x: ColumnNames, y: ColumnNames | None) -> str:
-    """Return what to say of a name that is no column: an input's, or a wrong one."""
+    """Return a hint for a key of `dtypes` that is an input's name, or a typo."""
     groups: dict[str, Any] = {"x": x, "y": y}
     for named in (x, y):
         groups |= named if isinstance(named, Mapping) else {}
@@ -131,10 +137,10 @@ def _name_columns(name: str, x: ColumnNames, y: ColumnNames | None) -> str:
 
 
 def _read_dtypes(given: object) -> dict[str, np.dtype[Any]]:
-    """Return dtypes by column, of what numpy takes for one.
+    """Return the NumPy dtype of each column in `dtypes`.
 
     Raises:
-        ConfigError: they are not by column, or numpy has no such dtype.
+        ConfigError: It is not a mapping, or NumPy has no such dtype.
     """
     if given is None:
         return {}
@@ -167,7 +173,7 @@ class _Columns:
         self._table = table
 
     def type_of(self, names: ColumnNames, leaves: list[Leaf]) -> fl.Type:
-        """Return the type of a row of columns, whose leaves are appended."""
+        """Return the type of a row of columns. Its tensors are added to `leaves`."""
         if isinstance(names, str):
             dtype, shape = self._cell(names)
             leaves.append(self._leaf((names,), dtype, shape, is_stacked=False))
@@ -228,7 +234,6 @@ class _Columns:
         return Leaf(names, is_stacked, of_row, shape, self._casts.get(names[0]))
 
     def _cell(self, name: str) -> tuple[np.dtype[Any], Dims]:
-        """Return dtype and shape of a column's cells."""
         inside, shape = arrow_types.cell_of(self._schema.field(name).type)
         dtype, cast = arrow_types.dtype_of(inside), self._casts.get(name)
         if dtype is None and (cast is None or not arrow_types.is_castable(inside)):
@@ -248,10 +253,10 @@ class _Columns:
 
 
 def check_columns(names: Sequence[str], found: Sequence[str], table: str) -> None:
-    """Raise unless a table has columns of some names, each once.
+    """Raise unless a table has one column of each name.
 
     Raises:
-        ConfigError: a column is not there, or there twice.
+        ConfigError: A column is missing, or its name is not unique.
     """
     for name in names:
         if name not in found:
@@ -292,16 +297,16 @@ def _no_columns(found: object) -> errors.ConfigError:
 
 
 def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
-    """Return the rows of a client as a sequence, without a copy where that can be.
+    """Return the rows of a client as a sequence, without a copy if possible.
 
     Args:
-        features: what they are.
-        table: of arrow, with `columns`, `decoded_table`.
-        client: its id, for errors.
+        features: How rows become elements.
+        table: Table of arrow with the columns, from `decoded_table`.
+        client: Id of the client, for errors.
 
     Raises:
-        ValueMismatchError: a cell is null or not a number, does not fit the dtype
-            that it is cast to, or a list has another length than its column's type.
+        ValueMismatchError: A cell is null or NaN, does not fit the dtype that it is
+            cast to, or a list has another length than its column's type.
     """
     if features.missing == "drop":
         table = table.filter(find_whole(table))
@@ -311,7 +316,7 @@ def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
 
 
 def find_whole(table: Any) -> NDArray[np.bool_]:
-    """Return which rows have neither a null nor a NaN, in lists neither."""
+    """Return a mask of the rows without a null or a NaN, also inside lists."""
     whole = np.ones(table.num_rows, np.bool_)
     for column in table.columns:
         whole &= ~_find_missing(column)
@@ -319,20 +324,16 @@ def find_whole(table: Any) -> NDArray[np.bool_]:
 
 
 def _find_missing(column: Any) -> NDArray[np.bool_]:
-    compute = opening.import_extra("pyarrow.compute")
-    types = opening.import_extra("pyarrow.types")
     array = _combined(column)
-    is_float = types.is_floating(array.type)
-    missing = np.array(compute.is_null(array, nan_is_null=is_float))
+    is_float = pyarrow.types.is_floating(array.type)
+    missing = np.array(pyarrow.compute.is_null(array, nan_is_null=is_float))
     if is_list(array.type):
         inside = _find_missing(array.flatten())
-        missing[compute.list_parent_indices(array).to_numpy()[inside]] = True
+        missing[pyarrow.compute.list_parent_indices(array).to_numpy()[inside]] = True
     return missing
 
 
 def _combined(column: Any) -> Any:
-    """Return a column, in one or many chunks, as one array."""
-    pyarrow: Any = opening.import_extra("pyarrow")
     array = column
     if isinstance(array, pyarrow.ChunkedArray):
         is_one = array.num_chunks == 1  # `combine_chunks` would copy it
@@ -341,9 +342,9 @@ def _combined(column: Any) -> Any:
 
 
 def _find_changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which values a cast of arrow took for fitting that became others.
+    """Return a mask of the values that a cast changed without an error of arrow.
 
-    Floats beyond the range of the dtype become infinite, and all but zero true.
+    It makes floats beyond the range of the dtype infinite, and all but zero true.
     """
     match after.dtype.kind:
         case "f":
@@ -392,7 +393,7 @@ class _Cells:
             then += ', or take each as `""` with `missing="keep"`'
         elif not is_list(array.type):
             # Whole numbers of a date's unit have no room in float32.
-            is_time = opening.import_extra("pyarrow.types").is_temporal(array.type)
+            is_time = pyarrow.types.is_temporal(array.type)
             dtype = "np.float64" if is_time else "np.float32"
             then += (
                 f', or as NaN with `dtypes={{"{name}": {dtype}}}` and `missing="keep"`'
@@ -400,7 +401,6 @@ class _Cells:
         raise self._mismatch(name, f"{count} null{'s' * (count > 1)}", f"{then}.")
 
     def _values(self, name: str, array: Any, leaf: Leaf) -> NDArray[Any]:
-        pyarrow: Any = opening.import_extra("pyarrow")
         keeps = self._features.missing == "keep"
         if leaf.cast_to is not None and leaf.cast_to.kind in "biuf":
             array = self._cast(name, array, leaf.cast_to)
@@ -414,8 +414,7 @@ class _Cells:
         return values
 
     def _cast(self, name: str, array: Any, dtype: np.dtype[Any]) -> Any:
-        """Return numbers, of numbers, of their text, or of times in their unit."""
-        pyarrow: Any = opening.import_extra("pyarrow")
+        """Cast numbers, text of numbers, or times, which are numbers in their unit."""
         then = f"name a dtype other than {dtype}."
         if is_text(array.type):
             then = (
@@ -449,7 +448,6 @@ class _Cells:
             )
 
     def _mismatch(self, column: str, found: str, then: str) -> Exception:
-        """Return the error that a cell does not fit."""
         return errors.ValueMismatchError(
             f"Expected values that fit in the column `{column}` of"
             f" {self._features.table} for the client {self._client!r}, found {found}:"

@@ -1,52 +1,27 @@
-"""Files that computations name: what a name says, and how a file is opened.
+"""Names of files, and how files are opened.
 
     /data/a.npz        file:///data/a.parquet#label        s3://bucket/a.tfrecord
 
 A name is a path, or a URI that fsspec knows, in the file system of the process that
-reads the file; the text behind the last `#` names one column. Nothing here is cached:
-files may change, and `DataFile.stamp` says whether one has.
+reads the file. The text after the last `#` is the name of a column. Nothing is cached,
+because files may change. `DataFile.stamp` says whether a file has changed.
 """
 
 import contextlib
 import dataclasses
 import errno
-import importlib
 import os
-import platform
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Generator
 from typing import IO, Any, Self
 
 import ray_fed.errors as errors
+from ray_fed.error_texts import describe_process
+from ray_fed.imports import install_command
 from ray_fed.values import read_limits
-
-
-def describe_executor() -> str:
-    """Return where this code runs, as an error says it."""
-    return f"process {os.getpid()} on node `{platform.node()}`"
-
-
-def import_extra(module: str) -> Any:
-    """Return a module of the extra `data`.
-
-    Raises:
-        UnsupportedError: it is not installed where this code runs.
-    """
-    if (found := sys.modules.get(module)) is not None:
-        return found  # asked for with every client: ten times as fast as an import
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise errors.UnsupportedError(
-            f"Expected the package `{module.partition('.')[0]}`, which reads external"
-            f" data, found it missing in {describe_executor()}: pip install"
-            " 'ray-fed[data]' there."
-        ) from error
-
 
 _OTHER_KINDS = {
     stat.S_IFDIR: "a folder",
@@ -58,14 +33,14 @@ _OTHER_KINDS = {
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file to read bytes, and nothing else that a path may name.
+    """Open a regular file to read bytes, and refuse anything else.
 
-    To open a FIFO or a device can wait for ever, or has effects.
+    Opening a FIFO or a device can wait for ever, or have effects.
 
     Raises:
-        TypeError: `path` is none.
-        FileNotFoundError: there is nothing at the path.
-        OSError: what is there cannot be opened, or is no regular file.
+        TypeError: `path` is not a path.
+        FileNotFoundError: There is nothing at the path.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     try:
         status = os.stat(os.fspath(path))  # noqa: PTH116 (it names what `os.open` would open)
@@ -88,12 +63,12 @@ def _check_regular(status: os.stat_result) -> None:
 
 
 def expand_home(path: str | os.PathLike[str]) -> str:
-    """Return a local path with `~` or `~name` at its begin as the folder of that user.
+    """Return a local path with `~` or `~name` replaced by the home of that user.
 
-    A name that no user has is left as it is.
+    The name of an unknown user is not replaced.
 
     Raises:
-        ConfigError: it is no path.
+        ConfigError: `path` is not a path.
     """
     given: Any = path
     if not isinstance(given, str | os.PathLike):
@@ -105,14 +80,14 @@ def expand_home(path: str | os.PathLike[str]) -> str:
 
 
 _COARSE_S = 2.0
-"""File systems' times have at most this step: that of FAT."""
+"""The coarsest resolution of file times, in seconds. FAT has it."""
 
 _OPEN_PROTOCOLS = ("file", "local", "memory")
-"""Those that may be read without a setting."""
+"""Protocols that may be read without a setting."""
 
 
 def _protocols_of(uri: str) -> list[str]:
-    """Return the protocols of a URI, of each part of a chain; none for a path."""
+    """Return the protocols of a URI, one for each part of a chain. A path has none."""
     parts, found = uri.split("::"), list[str]()
     for part in parts:
         protocol, has_protocol, _ = part.partition("://")
@@ -127,11 +102,11 @@ def _protocols_of(uri: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """A file that a computation names.
+    """A file that a computation reads.
 
     Attributes:
-        uri: a path, or a URI; without the column.
-        column: the one to read; None: those that the declared type names.
+        uri: A path or a URI, without the column.
+        column: The column to read, or None for the columns of the declared type.
     """
 
     uri: str
@@ -139,10 +114,10 @@ class DataFile:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Return the file, and the column, that a name says.
+        """Return the file and the column of a name.
 
         Raises:
-            UnsupportedError: files of the name's protocol may not be read here.
+            UnsupportedError: Files of this protocol may not be read here.
         """
         uri, _, column = name.rpartition("#") if "#" in name else (name, "", "")
         legal = [*_OPEN_PROTOCOLS, *read_limits.limits().protocols]
@@ -151,22 +126,21 @@ class DataFile:
                 named = f'Config(data={{"protocols": ["{protocol}"]}})'
                 raise errors.UnsupportedError(
                     f"Expected a path, or a URI of one of the protocols {legal}, found"
-                    f" `{protocol}` in `{uri}`: to let computations open others, name"
-                    f" them in {named}."
+                    f" `{protocol}` in `{uri}`: to allow it, pass {named}."
                 )
         return cls(uri, column or None)
 
     @property
     def suffix(self) -> str:
-        """The end of the name that tells the format, as `.npz`."""
+        """The end of the name that says the format, such as `.npz`."""
         return os.path.splitext(self.uri)[1].lower()  # noqa: PTH122 (no path: a URI)
 
     def open(self) -> Any:
-        """Return the file, opened to read bytes.
+        """Open the file to read bytes.
 
         Raises:
-            MissingFileError: it is not there, or may not be read.
-            UnsupportedError: fsspec, or what it needs for the URI, is not installed.
+            MissingFileError: The file is missing, or may not be read.
+            UnsupportedError: A package that fsspec needs for the URI is not installed.
         """
         try:
             filesystem, path = locate(self.uri)
@@ -178,7 +152,7 @@ class DataFile:
 
     @contextlib.contextmanager
     def on_disk(self) -> Generator[str]:
-        """Give the path of the file on this machine, or of a copy that goes with it."""
+        """Yield the path of the file, or of a temporary copy if it is remote."""
         filesystem, path = locate(self.uri)
         with self.open() as opened:
             if is_local(filesystem):
@@ -190,17 +164,17 @@ class DataFile:
                 yield copy.name
 
     def stamp(self) -> tuple[int, ...] | None:
-        """Return what changes with the content of a local file; None: nobody knows.
+        """Return a tuple that changes with the content of a local file, or None.
 
-        So it is with a file of another protocol, with one that cannot be opened, and
-        with one that changed just now: as times are coarse, it may change once more
-        within the same one.
+        It is None for other protocols, for a file that cannot be opened, and for a file
+        that has just changed. Times are coarse, so it may change again at the same
+        time.
         """
         if not {"file", "local"}.issuperset(_protocols_of(self.uri)):
             return None
         path = self.uri.removeprefix("file://").removeprefix("local://")
         try:
-            # To open it has a network file system ask for the newest times.
+            # Opening makes a network file system ask for the newest times.
             with open_regular(expand_home(path)) as opened:
                 found = os.fstat(opened.fileno())
         except OSError:
@@ -214,45 +188,63 @@ class DataFile:
     def _missing(self, error: OSError) -> errors.MissingFileError:
         return errors.MissingFileError(
             f"Expected the file `{self.uri}`, found {type(error).__name__}"
-            f" ({error.strerror or error}) in {describe_executor()}: put the file where"
+            f" ({error.strerror or error}) in {describe_process()}: put the file where"
             " its name says, on every machine that runs its clients."
         )
 
     def mismatch(self, expected: str, found: str) -> errors.ValueMismatchError:
-        """Return the error that the file does not hold what was declared."""
+        """Return the error for a file that does not have the declared type."""
         return errors.ValueMismatchError(
             f"Expected {expected} in `{self.uri}`, found {found} (read by"
-            f" {describe_executor()}): change the declared type or the file; nothing"
+            f" {describe_process()}): change the declared type or the file; nothing"
             " is cast."
         )
 
     def damaged(self, found: str) -> errors.ValueMismatchError:
-        """Return the error that the file is not as it was written."""
+        """Return the error for a damaged file."""
         return errors.ValueMismatchError(
             f"Expected the whole of `{self.uri}` as it was written, found {found} (read"
-            f" by {describe_executor()}): write or copy the file anew."
+            f" by {describe_process()}): write or copy the file anew."
         )
 
 
 def locate(uri: str) -> tuple[Any, str]:
-    """Return the file system of a path or a URI, as fsspec has it, and the path.
+    """Return the file system of fsspec for a path or a URI, and the path in it.
 
     Raises:
-        UnsupportedError: fsspec, or what it needs for the URI, is not installed.
+        UnsupportedError: A package that fsspec needs for the URI is not installed.
     """
-    fsspec = import_extra("fsspec.core")
+    from fsspec.core import url_to_fs
+
     try:
-        return fsspec.url_to_fs(uri)
+        return url_to_fs(uri)
     except (ImportError, ValueError) as error:
         raise errors.UnsupportedError(
             f"Expected a path, or a URI that fsspec knows, found `{uri}` ({error}) in"
-            f" {describe_executor()}: install what it names there, such as `pip install"
-            " 'ray-fed[s3]'` for s3://."
+            f" {describe_process()}: install what it names there, such as"
+            f" `{install_command('s3fs')}` for s3://."
         ) from error
 
 
+def expand_pattern(uri: str) -> list[str]:
+    """Return the files that a glob pattern matches, sorted, or else the URI itself.
+
+    Raises:
+        FileNotFoundError: No file matches.
+    """
+    if not set("*?[").intersection(uri) or "::" in uri:
+        return [uri]
+    filesystem, path = locate(uri)
+    if filesystem.exists(path):  # such characters may be part of a name
+        return [uri]
+    matches = sorted(filesystem.glob(path))
+    if not matches:
+        raise FileNotFoundError("no file matches the pattern")
+    return [filesystem.unstrip_protocol(match) for match in matches]
+
+
 def advise(error: Exception) -> str:
-    """Return a sentence on credentials where an error is about these; else ""."""
+    """Return a sentence on credentials for errors about them, or "" for others."""
     if "Credential" not in type(error).__name__:
         return ""
     return (
@@ -262,6 +254,6 @@ def advise(error: Exception) -> str:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Return whether a file system of fsspec is that of this machine."""
+    """Return whether a file system of fsspec is local."""
     protocols = filesystem.protocol
     return "file" in ([protocols] if isinstance(protocols, str) else protocols)

@@ -5,9 +5,9 @@
 
     <temporary folder>/ray_fed-<user>/<token>     a record batch for each client
 
-The first process that needs a row sorts all, and the others wait. Who uses a file holds
-a lock of it, which the kernel takes back however a process ends: a file that nobody
-holds is removed by the next process that sorts a table.
+The first process that needs a row sorts all rows, and the others wait. A process locks
+each file that it uses. The kernel releases the lock however the process ends. The next
+process that sorts a table removes all files without a lock.
 """
 
 import contextlib
@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.files import opening
+from ray_fed.error_texts import describe_process
 from ray_fed.files.features import Features, decode, find_whole
-from ray_fed.files.parquet import TableFiles, changed
+from ray_fed.files.table_files import TableFiles, changed
 from ray_fed.files.table_rows import ClientIndex, Opened
+from ray_fed.imports import pyarrow
 from ray_fed.language.structs import Plain
 from ray_fed.values import read_limits
 from ray_fed.values.client_references import ClientSource
@@ -41,16 +42,16 @@ from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 from ray_fed.values.tensor_structures import storage_dtype
 
 _BUCKET_BYTES = 32 * 2**20
-"""Rows that are sorted at once."""
+"""Size of the rows that are sorted at once."""
 
 _MAX_BUCKETS = 256
-"""Files open at once."""
+"""Largest number of files that are open at once."""
 
 _POSITION = "ray_fed.position"
-"""The column of clients' positions, in buckets."""
+"""Name of the column with clients' positions in a bucket."""
 
 _FAILURE = "failure"
-"""Why a client cannot be read, in what its record batch says of itself."""
+"""Key of the error in the metadata of a record batch, if a client cannot be read."""
 
 _POLL_S = 0.02
 
@@ -58,13 +59,13 @@ _logger = logging.getLogger(__name__)
 
 
 class SortedRows(ClientSource):
-    """The rows of files in the order of clients, those of each as they come.
+    """The rows of files, sorted by client. A client's rows keep their order.
 
     Args:
-        files: of the table.
-        features: how rows become elements.
-        client: the column of ids.
-        index: of the clients.
+        files: Files of the table.
+        features: How rows become elements.
+        client: The column of ids.
+        index: The clients.
     """
 
     def __init__(
@@ -76,8 +77,12 @@ class SortedRows(ClientSource):
         types = [leaf.type_signature for leaf in features.leaves]
         self._tensors = [(storage_dtype(one), one.shape or ()) for one in types]
         self._opened = Opened()
-        # Workers of this machine may be killed before they can do so.
+        # Workers of this machine may be killed before they can remove the file.
         self._opened.end = weakref.finalize(self, _forget, self.token)
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return self._features.describe()
 
     @override
     def read(self, position: int) -> Plain:
@@ -94,7 +99,7 @@ class SortedRows(ClientSource):
         return ColumnarSequence(columns, length)
 
     def _open(self) -> Any:
-        """Return all clients, in a file that is locked for as long as this lives."""
+        """Return a reader of all clients, whose file is locked while this lives."""
         folder = _folder()
         path = folder / self.token
         while True:
@@ -111,11 +116,9 @@ class SortedRows(ClientSource):
             if clients is not None:
                 fcntl.flock(file, fcntl.LOCK_SH)
                 return clients
-            closer()  # it was swept, or its maker was killed, while this waited
+            closer()  # it was removed, or its writer was killed, during the wait
 
     def _write(self, path: pathlib.Path) -> None:
-        ipc: Any = opening.import_extra("pyarrow.ipc")
-        pyarrow: Any = opening.import_extra("pyarrow")
         started = time.monotonic()
         if self._opened.end is None:
             self._opened.end = weakref.finalize(self, _forget, self.token)
@@ -128,7 +131,9 @@ class SortedRows(ClientSource):
                     for batch, facts in self._encode(positions, rows):
                         if writer is None:
                             schema = batch.schema
-                            writer = stack.enter_context(ipc.new_file(sink, schema))
+                            writer = stack.enter_context(
+                                pyarrow.ipc.new_file(sink, schema)
+                            )
                         writer.write_batch(batch, facts)
         except BaseException as error:
             path.unlink(missing_ok=True)
@@ -152,17 +157,18 @@ class SortedRows(ClientSource):
         files = self._files
         return errors.ResourceError(
             f"Expected room for about {files.num_bytes} bytes in"
-            f" `{tempfile.gettempdir()}`, where {opening.describe_executor()} sorts the"
+            f" `{tempfile.gettempdir()}`, where {describe_process()} sorts the"
             f" rows of {files.label} by client, found {found}: set TMPDIR to a folder"
-            " with more, or pass `copy_bytes=0` to read parquet files in each round."
+            " with more, or pass `copy_bytes=0` to read Parquet files in each round."
         )
 
     def _encode(
         self, positions: NDArray[np.int32], rows: Any
     ) -> Iterator[tuple[Any, dict[str, str] | None]]:
-        """Yield the rows of each client as a record batch of tensors.
+        """Yield the rows of each client as a record batch of tensors, and metadata.
 
-        A cell that does not fit is that client's failure, kept for who reads it.
+        If a cell does not fit, the metadata have the error, which is raised when the
+        client is read.
         """
         clients = range(int(positions[0]), int(positions[-1]) + 1)
         if self._features.missing == "drop":
@@ -186,7 +192,6 @@ class SortedRows(ClientSource):
                 yield empty, {_FAILURE: str(error)}
 
     def _sorted(self) -> Iterator[tuple[NDArray[np.int32], Any]]:
-        """Yield rows of whole clients, and their positions, in order."""
         counts, last = np.zeros(len(self._index.sizes), np.int64), 0
         names = self._features.columns
         kept: list[tuple[NDArray[np.int32], Any]] = []
@@ -206,7 +211,7 @@ class SortedRows(ClientSource):
                         raise self._changed()
                     last = int(positions[-1])
                     cut = int(np.searchsorted(positions, last))
-                    if cut:  # the last client may go on in the next batch
+                    if cut:  # the next batch may have more rows of the last client
                         kept.append((positions[:cut], rows.slice(0, cut)))
                         yield _joined(kept)
                         kept = []
@@ -226,7 +231,7 @@ class SortedRows(ClientSource):
 
 
 class _Buckets:
-    """Rows on disk, by bucket: neighbouring clients that fit memory together."""
+    """Rows on disk in buckets. The clients of a bucket fit in memory together."""
 
     def __init__(
         self, stack: contextlib.ExitStack, sizes: NDArray[np.int64], num_bytes: int
@@ -239,9 +244,7 @@ class _Buckets:
         self._files: dict[int, tuple[IO[bytes], Any]] = {}
 
     def add(self, positions: NDArray[np.int32], rows: Any) -> None:
-        """Keep rows of clients in any order."""
-        ipc: Any = opening.import_extra("pyarrow.ipc")
-        pyarrow: Any = opening.import_extra("pyarrow")
+        """Write rows of clients, in any order."""
         rows = rows.append_column(_POSITION, pyarrow.array(positions))
         buckets = self._bucket_of[positions]
         if len(self._bucket_of) and self._bucket_of[-1]:
@@ -252,35 +255,32 @@ class _Buckets:
             bucket = int(buckets[start])
             if bucket not in self._files:
                 file = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-                self._files[bucket] = file, ipc.new_stream(file, rows.schema)
+                self._files[bucket] = file, pyarrow.ipc.new_stream(file, rows.schema)
             self._files[bucket][1].write_table(rows.slice(start, stop - start))
 
     def sorted(self) -> Iterator[tuple[NDArray[np.int32], Any]]:
-        """Yield all rows in the order of clients, those of each as they came."""
-        ipc: Any = opening.import_extra("pyarrow.ipc")
+        """Yield all rows in the order of clients. A client's rows keep their order."""
         for bucket in sorted(self._files):
             file, writer = self._files.pop(bucket)
             writer.close()
             file.seek(0)
-            rows = ipc.open_stream(file).read_all()
+            rows = pyarrow.ipc.open_stream(file).read_all()
             file.close()
             positions = rows.column(_POSITION).to_numpy()
             inside = positions - positions.min()
-            # numpy sorts 16 bits by radix: ten times as fast as 32 (2026-11-27).
+            # NumPy sorts 16 bits by radix, ten times as fast as 32 (2026-11-27).
             narrow = inside.astype(np.min_scalar_type(inside.max()))
             order = np.argsort(narrow, kind="stable")
             yield positions[order], rows.drop_columns([_POSITION]).take(order)
 
 
 def _joined(parts: Sequence[tuple[Any, Any]]) -> tuple[NDArray[np.int32], Any]:
-    pyarrow: Any = opening.import_extra("pyarrow")
     positions, rows = zip(*parts, strict=True)
     return np.concatenate(positions), pyarrow.concat_tables(rows)
 
 
 def _to_batch(rows: ColumnarSequence) -> Any:
-    """Return rows as arrow's: bytes of numbers and arrays, or lists of these."""
-    pyarrow: Any = opening.import_extra("pyarrow")
+    """Return rows as a record batch: bytes of numbers and arrays, or lists of them."""
     arrays: list[Any] = []
     for column in rows.columns:
         values, splits = column.rows, column.splits
@@ -303,7 +303,6 @@ def _to_batch(rows: ColumnarSequence) -> Any:
 def _to_column(
     array: Any, length: int, dtype: np.dtype[Any], shape: tuple[int | None, ...]
 ) -> Column:
-    """Return a tensor of `_to_batch`, numbers without a copy."""
     sizes = [size for size in shape if size is not None]
     splits, count = None, length * math.prod(sizes)
     if len(sizes) < len(shape) or dtype.hasobject:
@@ -324,12 +323,9 @@ def _to_column(
 
 
 def _open_file(path: pathlib.Path) -> Any:
-    """Return a reader of a file of clients; None: the file is not whole."""
-    pyarrow: Any = opening.import_extra("pyarrow")
-    ipc: Any = opening.import_extra("pyarrow.ipc")
     try:
-        # Not mapped: pages of a mapping count as memory of each process that has it.
-        return ipc.open_file(pyarrow.OSFile(str(path)))
+        # Not mapped, because mapped pages count as memory of each process.
+        return pyarrow.ipc.open_file(pyarrow.OSFile(str(path)))
     except pyarrow.ArrowInvalid:
         return None
 
@@ -339,23 +335,23 @@ def _folder() -> pathlib.Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
         raise errors.ResourceError(
-            f"Expected the folder `{folder}` to be this user's, found another owner:"
-            " remove it, or set TMPDIR."
+            f"Expected the folder `{folder}` to belong to this user, found another"
+            " owner: remove it, or set TMPDIR."
         )
     return folder
 
 
 def _forget(token: str) -> None:
-    """Let no other process of this machine find a file any more."""
+    """Remove a file. Processes that have it open can still read it."""
     folder = pathlib.Path(tempfile.gettempdir()) / f"ray_fed-{os.getuid()}"
     (folder / token).unlink(missing_ok=True)
 
 
 def _lock(file: int) -> bool:
-    """Lock a file, and return whether this process alone has it.
+    """Lock a file, and return whether no other process has a lock.
 
     Raises:
-        ClusterError: nobody waits for it any more.
+        ClusterError: The caller no longer waits for the rows.
     """
     while True:
         for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):
@@ -374,7 +370,6 @@ def _is_at(path: pathlib.Path, file: int) -> bool:
 
 
 def _sweep(folder: pathlib.Path, mine: pathlib.Path) -> None:
-    """Remove the files that no process uses."""
     for path in folder.iterdir():
         if path != mine:
             with contextlib.suppress(OSError), path.open("r+b") as file:

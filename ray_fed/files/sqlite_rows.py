@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
-from ray_fed.files import opening
+from ray_fed.error_texts import describe_process
 
 _SCHEMA = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),
@@ -26,34 +26,44 @@ _SCHEMA = {
 }
 
 
-class SqliteRows:
-    """Serialised examples by client, of one split or of all.
+_CLIENT = "client_id"
 
-    A client's rows are found by an index of the file; where it has none, by one that is
-    made here, once, of all row ids.
+_ID = "client_id COLLATE BINARY"
+"""BINARY, because a column may have a collation for which `A` and `a` are equal."""
+
+_KINDS = {"INT": "INTEGER", "CHAR": "TEXT", "CLOB": "TEXT", "TEXT": "TEXT"}
+"""How SQLite compares values of a column, by what the column's type contains."""
+
+
+class SqliteRows:
+    """Serialized examples by client, in one split or in all.
+
+    An index of the file finds a client's rows. If the file has none, the ids of all
+    rows are read once.
 
     Args:
-        path: of the file, which every worker opens.
-        split_name: of the clients; None: all of them.
+        path: Path of the file, which every worker opens.
+        split_name: Split of the clients; None takes all splits.
 
     Attributes:
-        ids: of the clients, ascending.
-        sizes: i64[clients], the examples that the file says each has.
+        split_name: The split of the clients, or None.
+        ids: Ids of the clients, in ascending order.
+        sizes: i64[clients], the number of examples that the file says each client has.
 
     Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it has not the schema.
-        ConfigError: no client is of the split.
+        MissingFileError: The file is missing.
+        ValueMismatchError: The file has another schema.
+        ConfigError: The split has no client.
     """
 
     def __init__(self, path: str, split_name: str | None) -> None:
-        self._path, self._split = path, split_name
+        self._path, self.split_name = path, split_name
         self.label = f"`{path}`"
         with self._connect() as connection:
             self._check_schema(connection)
             found = connection.execute(
                 "SELECT client_id, SUM(num_examples) FROM client_metadata"
-                f"{self._where()} GROUP BY client_id ORDER BY client_id",
+                f"{self._where()} GROUP BY {_ID} ORDER BY {_ID}",
                 self._arguments(),
             ).fetchall()
             if not found:
@@ -64,12 +74,12 @@ class SqliteRows:
             self._row_ids = None if is_indexed else self._index_rows(connection)
 
     def read(self, position: int) -> list[bytes]:
-        """Return the serialised examples of a client, in the order of the file.
+        """Return the serialized examples of a client, in the order of the file.
 
         Raises:
-            MissingFileError: the file is not there.
-            ValueMismatchError: it cannot be read, has what are no bytes, or has another
-                number of examples for the client than it says.
+            MissingFileError: The file is missing.
+            ValueMismatchError: The file cannot be read, an example is not bytes, or the
+                number of the client's examples is not what the file says.
         """
         with self._connect() as connection:
             if self._row_ids is None:
@@ -102,7 +112,7 @@ class SqliteRows:
         if not pathlib.Path(self._path).is_file():
             raise errors.MissingFileError(
                 f"Expected an SQLite file {self.label}, found none in"
-                f" {opening.describe_executor()}: put it there, on every machine that"
+                f" {describe_process()}: put it there, on every machine that"
                 " runs its clients."
             )
         quoted = urllib.parse.quote(str(pathlib.Path(self._path).resolve()))
@@ -118,45 +128,52 @@ class SqliteRows:
             connection.close()
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
+        kinds = set[str]()
         for table, columns in _SCHEMA.items():
             rows = connection.execute(f"PRAGMA table_info({table})").fetchall()
-            missing = set(columns) - {row[1] for row in rows}
+            types = {row[1]: row[2].upper() for row in rows}
+            missing = set(columns) - types.keys()
             if missing:
                 raise errors.ValueMismatchError(
                     f"Expected a table `{table}` with the columns {list(columns)} in"
                     f" {self.label}, found it without {sorted(missing)}."
                 )
+            kind = next((k for part, k in _KINDS.items() if part in types[_CLIENT]), "")
+            kinds.add(kind or types[_CLIENT])
+        if len(kinds) > 1:  # `007` of one table would be 7 of the other
+            raise errors.ValueMismatchError(
+                f"Expected one type of the columns `client_id` of {self.label}, found"
+                f" {sorted(kinds)}: write the file with ids of the type TEXT."
+            )
 
     def _no_client(self, connection: sqlite3.Connection) -> errors.ConfigError:
         rows = connection.execute("SELECT DISTINCT split_name FROM client_metadata")
         splits = sorted(str(name) for (name,) in rows)
         return errors.ConfigError(
-            f"Expected clients of the split {self._split!r} in {self.label}, found the"
-            f" splits {splits}."
+            f"Expected clients of the split {self.split_name!r} in {self.label}, found"
+            f" the splits {splits}."
         )
 
     def _where(self, *more: str) -> str:
-        split = [] if self._split is None else ["split_name = ?"]
+        split = [] if self.split_name is None else ["split_name = ?"]
         conditions = [*split, *more]
         return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
     def _arguments(self, *more: object) -> list[object]:
-        return [*([] if self._split is None else [self._split]), *more]
+        return [*([] if self.split_name is None else [self.split_name]), *more]
 
     @property
     def _client_query(self) -> str:
-        where = self._where("client_id = ?")
+        where = self._where(f"{_ID} = ?")
         return f"SELECT serialized_example_proto FROM examples{where}"
 
     def _finds_clients(self, connection: sqlite3.Connection) -> bool:
-        """Return whether the file has an index that leads to a client's rows."""
         plan = connection.execute(
             f"EXPLAIN QUERY PLAN {self._client_query}", self._arguments("")
         ).fetchall()
         return all("SEARCH" in row[3] and "client_id=" in row[3] for row in plan)
 
     def _index_rows(self, connection: sqlite3.Connection) -> list[NDArray[np.int64]]:
-        """Return the row ids of each client: one pass over the ids."""
         positions = {client: index for index, client in enumerate(self.ids)}
         rows = connection.execute(
             f"SELECT rowid, client_id FROM examples{self._where()} ORDER BY rowid",

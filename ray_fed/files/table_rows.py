@@ -1,16 +1,18 @@
-"""Who a table's clients are, and where their rows lie.
+"""The clients of a table, and where their rows are.
 
     column of ids --> index_clients --> ids, ascending; sizes; whether rows are in order
     rows by number --> TableRows.take --> Arrow
 
-Rows are numbered so that those of the first client come first, then those of the next.
-`ClientIndex` says which rows of the table these are.
+`ClientIndex` numbers rows by client: the rows of the first client come first. Its
+`order` says which row of the table each number is.
 """
 
 import abc
 import dataclasses
+import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,18 +21,211 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.files import opening
-from ray_fed.files.arrow_types import decoded, decoded_table, is_text
+from ray_fed.files.arrow_types import (
+    decoded,
+    decoded_table,
+    is_list,
+    is_text,
+    value_type,
+)
 from ray_fed.files.features import check_columns
+from ray_fed.imports import pyarrow
+
+_logger = logging.getLogger(__name__)
 
 _MERGED_IDS = 2**18
-"""Ids of chunks that are counted, at least, before their counts are added up."""
+"""Number of ids, at least, that are counted before counts of chunks are added up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class IdColumn:
+    """The column of clients' ids, and how ids are read.
+
+    Attributes:
+        name: The name of the column.
+        id_type: `str` reads ids as text, `int` as whole numbers, and None as the column
+            has them.
+
+    Raises:
+        ConfigError: `id_type` has another value.
+    """
+
+    name: str
+    id_type: type[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.id_type not in (None, int, str):
+            raise errors.ConfigError(
+                "Expected `id_type` to be `str`, `int` or None, found"
+                f" {errors.describe(self.id_type)}."
+            )
+
+    def type_of(self, arrow_type: Any) -> Any:
+        """Return the arrow type of ids, from the arrow type of the column."""
+        is_number = pyarrow.types.is_integer(value_type(arrow_type))
+        if self.id_type is str and not is_text(value_type(arrow_type)):
+            return pyarrow.string()
+        if self.id_type is int and not is_number:
+            return pyarrow.int64()
+        return arrow_type
+
+    def cast(self, table: Any, label: str) -> Any:
+        """Return a table of arrow whose column of ids has the type `id_type`.
+
+        A table without the column is returned unchanged.
+
+        Args:
+            table: The table of arrow, as `decoded_table` returns it.
+            label: Name of the table in errors.
+
+        Raises:
+            ValueMismatchError: A value cannot be read as `id_type`.
+        """
+        if self.name not in table.column_names or self.id_type is None:
+            return table
+        place = table.column_names.index(self.name)
+        column = table.column(place)
+        wanted = self.type_of(column.type)
+        if wanted == column.type:
+            return table
+        try:
+            if pyarrow.types.is_floating(column.type):  # 7 or 7.0: there is no one text
+                raise pyarrow.ArrowInvalid("floating-point numbers")
+            if self.id_type is int and is_text(column.type):
+                column = _trimmed(column)
+            column = column.cast(wanted)
+        except pyarrow.ArrowException as error:
+            raise errors.ValueMismatchError(
+                f"Expected ids that `id_type={self.id_type.__name__}` reads in the"
+                f" column `{self.name}` of {label}, found {error}: write ids as text or"
+                " as whole numbers."
+            ) from error
+        return table.set_column(place, self.name, column)
+
+    def key_of(self, key: Any, text: str, label: str) -> Any:
+        """Return the id in the name of a folder.
+
+        Args:
+            key: The id as arrow reads it, or None.
+            text: The id as text, from the name of the folder.
+            label: Name of the table in errors.
+
+        Raises:
+            ValueMismatchError: `id_type` is `int`, and the text is not a whole number.
+        """
+        if self.id_type is None or key is None:
+            return key
+        try:
+            return self.id_type(text)
+        except ValueError as error:
+            raise errors.ValueMismatchError(
+                f"Expected whole numbers, as `id_type=int`, in the names of folders"
+                f" `{self.name}=...` of {label}, found {text!r}: pass `id_type=str`."
+            ) from error
+
+    def ambiguous(self, label: str, text: str, other: str) -> errors.ValueMismatchError:
+        """Return the error for two texts that are one whole number."""
+        return errors.ValueMismatchError(
+            f"Expected one way to write each id in the column `{self.name}` of {label},"
+            f" found {text!r} and {other!r}, which are one whole number: pass"
+            " `id_type=str` if they are two clients, or `id_type=int` if they are one."
+        )
+
+    def check_filled(self, chunk: Any, label: str) -> Any:
+        """Return ids of a text file, or raise if one is empty."""
+        if (
+            is_text(chunk.type)
+            and pyarrow.compute.any(pyarrow.compute.equal(chunk, "")).as_py()
+        ):
+            raise errors.ValueMismatchError(
+                f"Expected a client in every row of the column `{self.name}` of"
+                f" {label}, found empty text: leave such rows out of the file."
+            )
+        return chunk
+
+
+def _trimmed(texts: Any) -> Any:
+    return pyarrow.compute.utf8_trim_whitespace(texts)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        pyarrow.scalar(text).cast(pyarrow.int64())
+    except pyarrow.ArrowException:
+        return False
+    return True
+
+
+class Spellings:
+    """Texts of the ids in a CSV file that arrow reads as whole numbers.
+
+    `007` and `7` are one number, but may be two clients.
+
+    Args:
+        ids: The column of ids.
+        label: Name of the table in errors.
+    """
+
+    def __init__(self, ids: IdColumn, label: str) -> None:
+        self._ids, self._label = ids, label
+        self._odd: Counter[tuple[int, str]] = Counter()  # rows with ids like `007`
+
+    def to_numbers(self, texts: Any) -> Any:
+        """Return the numbers of some rows' ids.
+
+        Raises:
+            ValueMismatchError: A row has no number.
+        """
+        try:
+            numbers = _trimmed(texts).cast(pyarrow.int64())
+        except pyarrow.ArrowException:
+            raise self._no_number(texts) from None
+        is_plain = pyarrow.compute.equal(texts, numbers.cast(texts.type))
+        if not pyarrow.compute.all(is_plain).as_py():
+            is_odd = pyarrow.compute.invert(is_plain)
+            pairs = numbers.filter(is_odd), texts.filter(is_odd)
+            self._odd.update(zip(*(each.to_pylist() for each in pairs), strict=True))
+        return numbers
+
+    def _no_number(self, texts: Any) -> errors.ValueMismatchError:
+        found = _trimmed(texts).to_pylist()
+        text = next((each for each in found if not _is_number(each)), found[0])
+        then = "pass `id_type=str` to read all ids as text"
+        if not text:
+            then = "leave rows without a client out"
+        return errors.ValueMismatchError(
+            "Expected whole numbers as ids, as in the first rows, in the column"
+            f" `{self._ids.name}` of {self._label}, found {text!r}: {then}."
+        )
+
+    def check(self, index: "ClientIndex") -> None:
+        """Raise if two texts are one number, or warn if a text such as `007` is lost.
+
+        Raises:
+            ValueMismatchError: Two texts are one number.
+        """
+        if not self._odd:
+            return
+        sizes = dict(zip(index.ids, index.sizes.tolist(), strict=True))
+        first: dict[int, str] = {}
+        for number, text in self._odd:
+            other = first.setdefault(number, text)
+            if other != text:
+                raise self._ids.ambiguous(self._label, other, text)
+            if sizes[number] > self._odd[number, text]:
+                raise self._ids.ambiguous(self._label, text, str(number))
+        number, text = next(iter(self._odd))
+        _logger.warning(
+            "Ids in the column `%s` of %s are read as whole numbers: %r as %d, for"
+            " example. Pass `id_type=str` to read them as text, or `id_type=int` to"
+            " read numbers without this warning.",
+            *(self._ids.name, self._label, text, number),
+        )
 
 
 def _check_ids(chunk: Any, column: str, table: str, num_before: int) -> None:
-    """Raise unless each row has an id; `num_before` rows were checked before."""
-    types = opening.import_extra("pyarrow.types")
-    is_float = types.is_floating(chunk.type)  # pandas' for numbers with gaps
+    """Raise unless each row has an id. `num_before` rows were checked before."""
+    is_float = pyarrow.types.is_floating(chunk.type)  # pandas' for numbers with gaps
     if count := chunk.null_count:
         first = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
         then = f'.astype({{"{column}": "int64"}})' * is_float
@@ -40,17 +235,17 @@ def _check_ids(chunk: Any, column: str, table: str, num_before: int) -> None:
             " leave such rows out, such as by"
             f' `frame.dropna(subset=["{column}"]){then}`.'
         )
-    if not (types.is_integer(chunk.type) or is_text(chunk.type)):
-        kind = "int64" if is_float else "str"
+    if not (pyarrow.types.is_integer(chunk.type) or is_text(chunk.type)):
+        kind, of_files = ("int64", " of CSV files") if is_float else ("str", "")
         raise errors.ValueMismatchError(
             f"Expected whole numbers or strings, an id for each client, in the column"
             f" `{column}` of {table}, found `{chunk.type}`: make it one, such as by"
-            f' `frame.astype({{"{column}": "{kind}"}})`.'
+            f' `frame.astype({{"{column}": "{kind}"}})`, or by `id_type=str`{of_files}.'
         )
 
 
 def no_rows(table: str) -> errors.ValueMismatchError:
-    """Return the error that a table has no clients."""
+    """Return the error for a table without clients."""
     return errors.ValueMismatchError(
         f"Expected rows of clients in {table}, found none."
     )
@@ -61,12 +256,12 @@ class ClientIndex:
     """The clients of a table, in the order of their ids, and their rows.
 
     Attributes:
-        ids: of the clients.
-        arrow_ids: the same as an array of arrow.
-        sizes: i64[clients], the number of rows of each.
-        is_sorted: whether rows are in the order of the ids.
-        order: i64[rows], which rows are the first client's, the second's and so on;
-            None: where rows are sorted, and where nobody asked.
+        ids: Ids of the clients.
+        arrow_ids: The ids as an array of arrow.
+        sizes: i64[clients], the number of rows of each client.
+        is_sorted: Whether the rows of the table are in the order of the ids.
+        order: i64[rows], indices of the first client's rows, then of the second's, and
+            so on. None if rows are sorted, or before `with_order`.
     """
 
     ids: Sequence[Any]
@@ -81,23 +276,21 @@ class ClientIndex:
         return np.append(0, np.cumsum(self.sizes))
 
     def positions_of(self, column: Any) -> NDArray[np.int32] | None:
-        """Return the client of each row, by position; None: one is not among these.
+        """Return the position of each row's client, or None if an id is unknown.
 
         Args:
-            column: the ids of rows, as arrow's, `decoded`.
+            column: Ids of rows, as an array of arrow, `decoded`.
         """
-        compute: Any = opening.import_extra("pyarrow.compute")
-        found = compute.index_in(column, value_set=self.arrow_ids)
+        found = pyarrow.compute.index_in(column, value_set=self.arrow_ids)
         return None if found.null_count else found.to_numpy()
 
     def with_order(self, chunks: Iterable[Any]) -> "ClientIndex":
-        """Return the index with `order`, from the ids of all rows."""
+        """Return this index with `order`, from the ids of all rows."""
         if self.is_sorted:
             return self
-        pyarrow: Any = opening.import_extra("pyarrow")
         column = pyarrow.chunked_array([decoded(chunk) for chunk in chunks])
         positions = self.positions_of(column)
-        assert positions is not None  # its ids are those that were counted
+        assert positions is not None  # the same ids were counted
         order = np.argsort(positions, kind="stable")
         return dataclasses.replace(self, order=order)
 
@@ -106,16 +299,14 @@ def index_clients(chunks: Iterable[Any], name: str, table: str) -> ClientIndex:
     """Return the clients of a column of ids, with the number of rows of each.
 
     Args:
-        chunks: arrays of arrow, one after another.
-        name: of the column, for errors.
-        table: what the table is called in an error.
+        chunks: Arrays of arrow with the ids of successive rows.
+        name: Name of the column, for errors.
+        table: Name of the table in errors.
 
     Raises:
-        ValueMismatchError: a row has no client, the column holds no ids, or there is no
-            row.
+        ValueMismatchError: A row has no id, the column has a type that ids cannot have,
+            or there is no row.
     """
-    pyarrow: Any = opening.import_extra("pyarrow")
-    compute: Any = opening.import_extra("pyarrow.compute")
     counts: list[Any] = []
     num_rows, num_ids, most_ids = 0, 0, _MERGED_IDS
     is_sorted, last = True, None
@@ -125,8 +316,10 @@ def index_clients(chunks: Iterable[Any], name: str, table: str) -> ClientIndex:
             continue
         num_rows += len(chunk)
         if is_sorted:
-            begins = last is None or compute.less_equal(last, chunk[0])
-            ordered = compute.all(compute.less_equal(chunk[:-1], chunk[1:]))
+            begins = last is None or pyarrow.compute.less_equal(last, chunk[0])
+            ordered = pyarrow.compute.all(
+                pyarrow.compute.less_equal(chunk[:-1], chunk[1:])
+            )
             is_sorted = bool(begins) and ordered.as_py() is not False
             last = chunk[-1]
         ids, rows = chunk.value_counts().flatten()
@@ -145,18 +338,20 @@ def index_clients(chunks: Iterable[Any], name: str, table: str) -> ClientIndex:
 
 
 def _add_up(counts: Sequence[Any]) -> Any:
-    pyarrow: Any = opening.import_extra("pyarrow")
     added = pyarrow.concat_tables(counts).group_by("id").aggregate([("rows", "sum")])
     return added.rename_columns(["id", "rows"])
 
 
 class Opened:
-    """What one process holds open, and the lock of it; pickled as nothing.
+    """A holder of a value that one process opens, such as a reader of a file.
+
+    A pickled copy is empty, so another process opens the value again.
 
     Attributes:
-        lock: of the value.
-        value: None until it is opened.
-        end: removes what this process makes of it; None: it makes nothing.
+        lock: The lock that guards the other attributes.
+        value: The open value, or None before it is opened.
+        end: The finalizer that removes the file of this process. None if the process
+            makes no file.
     """
 
     def __init__(self) -> None:
@@ -170,52 +365,74 @@ class Opened:
 
 
 class TableRows(abc.ABC):
-    """Rows of a table, by their number; pickled without what it holds open."""
+    """Rows of a table by number. Pickled copies have no open files."""
 
     @abc.abstractmethod
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:
-        """Return columns of rows, ascending, as a table of arrow."""
+        """Return columns of rows, in ascending order, as a table of arrow."""
 
 
 def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
-    """Return rows of a table, by number; those in a range without a copy."""
+    """Return rows of a table by number, without a copy if they are a range."""
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
         return table.slice(int(rows[0]), len(rows))
     return table.take(rows)
 
 
 TABLE = "the table"
-"""What a table in memory is called in an error."""
+"""The name of a table in memory, for errors."""
 
 
 def to_arrow(table: Any, columns: Iterable[str]) -> Any:
-    """Return columns of a table in memory as arrow's, `decoded_table`.
+    """Return columns of a table in memory as a table of arrow.
+
+    Dictionary-encoded columns are decoded, see `decoded_table`.
 
     Args:
-        table: a `pyarrow.Table`, a `pandas.DataFrame`, or columns by name.
-        columns: that must be there.
+        table: A `pyarrow.Table`, a `pandas.DataFrame`, or a mapping from names to
+            columns.
+        columns: The names of the columns.
 
     Raises:
-        ValueMismatchError: it is no table, or arrow has no type for a column.
-        ConfigError: a column is not there, or there twice.
+        ValueMismatchError: It is not a table, or arrow has no type for a column.
+        ConfigError: A column is missing, or its name is not unique.
     """
-    pyarrow: Any = opening.import_extra("pyarrow")
     names = list(dict.fromkeys(columns))
     check_columns(names, _column_names(table), TABLE)
     try:
         if isinstance(table, pyarrow.Table):
             found = table.select(names)
         elif isinstance(table, Mapping):
-            found = pyarrow.table({name: table[name] for name in names})
+            found = _fix_lists(pyarrow.table({name: table[name] for name in names}))
         else:
             named = table.rename(columns=str)[names]
             found = pyarrow.Table.from_pandas(named, preserve_index=False)
+            found = _fix_lists(found)
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise errors.ValueMismatchError(
-            f"Expected columns that arrow has types for, found that they are not"
-            f" ({error}): give every column values of one type."
+            f"Expected columns that arrow has types for, found one without ({error}):"
+            " give every column values of one type."
         ) from error
     return decoded_table(found)
+
+
+def _fix_lists(table: Any) -> Any:
+    """Convert columns whose lists have the same length to lists of a fixed length.
+
+    Columns of pandas and of a mapping do not have types with a fixed length.
+    """
+    for index, field in enumerate(table.schema):
+        if is_list(field.type):
+            column = _fixed(table.column(index).combine_chunks())
+            table = table.set_column(index, field.name, column)
+    return table
+
+
+def _fixed(array: Any) -> Any:
+    lengths = array.value_lengths().unique().to_pylist() if is_list(array.type) else []
+    if len(lengths) != 1 or not lengths[0]:
+        return array
+    return pyarrow.FixedSizeListArray.from_arrays(_fixed(array.flatten()), lengths[0])
 
 
 def _column_names(table: Any) -> list[str]:

@@ -1,7 +1,7 @@
-"""Building blocks of computations and their types: parsed, written, checked.
+"""Building blocks of computations and their types: parsed, written and checked.
 
-Importing it gives calls of federated_language that fail ray_fed's errors, which say
-what to do, and short tracebacks.
+Importing this package gives failing calls of federated_language the errors of ray_fed,
+which say what to do, and short tracebacks.
 """
 
 import inspect
@@ -27,8 +27,8 @@ def _say_what_to_do(self: object, comp: Any, arg: Any) -> NoReturn:
     )
 
 
-# Every thread starts with federated_language's own context for "no context", which says
-# only that none is installed: also a thread that starts after `init` was called.
+# Every thread starts with federated_language's context for "no context", even a thread
+# that starts after `init` was called. Its error does not say what to do.
 runtime_error_context.RuntimeErrorContext.invoke = _say_what_to_do
 
 _make: Callable[..., Any] = flf.ComputationWrapper.__call__
@@ -61,7 +61,7 @@ def _call_computation(self: Any, *args: Any, **named: Any) -> Any:
 
 flf.ConcreteComputation.__call__ = _call_computation
 
-# What a user calls of federated_language: computations, and what makes a function one.
+# The objects of federated_language that users call: computations, and their decorator.
 _called: list[Any] = [flf.ConcreteComputation, flf.PolymorphicComputation]
 for _cls in _called:
     _cls.__call__ = tracebacks.shorten(_cls.__call__)

@@ -1,4 +1,4 @@
-"""Computations as bytes and back: what travels instead of Python functions."""
+"""Computations as bytes and back: the form that travels between processes."""
 
 import contextlib
 import dataclasses
@@ -23,17 +23,17 @@ _TOO_DEEP = (
 
 
 _CACHED_TYPES = 1024
-"""That are kept beside their bytes, each way."""
+"""Number of types that are cached with their bytes, in each direction."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function that can travel: serialised, its captured values beside it.
+    """A serialized function with the values that it captures.
 
     Attributes:
-        computation: a serialised `pb.Computation` of a functional type; a lambda's
-            free references are the names in `captured`.
-        captured: (name, serialised type, plain value) of each free reference.
+        computation: A serialized `pb.Computation` of a functional type. The free
+            references of a lambda are the names in `captured`.
+        captured: (name, serialized type, plain value) of each free reference.
     """
 
     computation: bytes
@@ -46,10 +46,10 @@ class Function:
 
 @contextlib.contextmanager
 def depth_in_words() -> Generator[None]:
-    """Say what protobuf refuses, where messages are built that may nest too deeply.
+    """Translate protobuf's error for messages that nest too deeply.
 
     Raises:
-        CompileError: protobuf refused a message.
+        CompileError: protobuf refused a message in the `with` block.
     """
     try:
         yield
@@ -58,77 +58,77 @@ def depth_in_words() -> Generator[None]:
 
 
 def depth_error() -> errors.CompileError:
-    """Return the error that a computation, or a type, nests too deeply."""
+    """Return the error for a computation, or a type, that nests too deeply."""
     return errors.CompileError(_TOO_DEEP)
 
 
-def parse_block(serialised: bytes) -> fl.framework.ComputationBuildingBlock:
-    """Return the building block of a serialised `pb.Computation`.
+def parse_block(serialized: bytes) -> fl.framework.ComputationBuildingBlock:
+    """Return the building block of a serialized `pb.Computation`.
 
     Raises:
-        CompileError: the bytes are damaged, or nest deeper than protobuf reads.
+        CompileError: The bytes are damaged, or nest deeper than protobuf reads.
     """
     proto = pb.Computation()
     try:
-        proto.ParseFromString(serialised)
+        proto.ParseFromString(serialized)
     except message.DecodeError as error:
         raise errors.CompileError(
-            "Expected the bytes of a serialised computation, found"
-            f" {len(serialised)} bytes that protobuf does not read: they are damaged or"
+            "Expected the bytes of a serialized computation, found"
+            f" {len(serialized)} bytes that protobuf does not read: they are damaged or"
             " cut short, or nest deeper than about 45 lets or 30 structures."
         ) from error
     try:
         return fl.framework.ComputationBuildingBlock.from_proto(proto)
-    except Exception as error:  # of whichever part of the message is none
+    except Exception as error:  # any part of the message may be damaged
         raise errors.CompileError(
-            f"Expected the bytes of a serialised computation, found {len(serialised)}"
-            f" bytes of a message that is none: {type(error).__name__} ({error})."
+            f"Expected the bytes of a serialized computation, found {len(serialized)}"
+            f" bytes of another message: {type(error).__name__} ({error})."
         ) from error
 
 
-def serialise(block: fl.framework.ComputationBuildingBlock) -> bytes:
+def serialize(block: fl.framework.ComputationBuildingBlock) -> bytes:
     """Return a building block as a deterministic `pb.Computation`.
 
     Raises:
-        CompileError: the block nests deeper than protobuf writes or reads.
+        CompileError: The block nests deeper than protobuf writes or reads.
     """
     with depth_in_words():
         return block.to_proto().SerializeToString(deterministic=True)
 
 
 def serialize_computation(comp: object) -> bytes:
-    """Return a computation as bytes that TensorFlow Federated 0.87 reads too.
+    """Return a computation as bytes, which TensorFlow Federated 0.87 reads, too.
 
     Raises:
-        ValueMismatchError: it is no computation.
-        CompileError: it nests deeper than protobuf writes or reads.
+        ValueMismatchError: `comp` is not a computation.
+        CompileError: `comp` nests deeper than protobuf writes or reads.
     """
     if not isinstance(comp, fl.framework.ConcreteComputation):
         raise errors.ValueMismatchError(
-            f"Expected a computation to serialise, found {show(comp)}."
+            f"Expected a computation to serialize, found {show(comp)}."
         )
     with depth_in_words():
         return comp.to_proto().SerializeToString(deterministic=True)
 
 
 def deserialize_computation(serialized: object) -> fl.framework.ConcreteComputation:
-    """Return the computation that a serialised `pb.Computation` holds.
+    """Return the computation of a serialized `pb.Computation`.
 
-    The message is one for federated_language and for TensorFlow Federated 0.87:
-    `tff.framework.serialize_computation(comp).SerializeToString()` makes the bytes
-    there. Python containers are not part of it: structures come back as OrderedDicts
-    and tuples.
+    federated_language and TensorFlow Federated 0.87 use the same message. In TensorFlow
+    Federated, `tff.framework.serialize_computation(comp).SerializeToString()` writes
+    it. Python containers are not part of the message: structures are read as
+    OrderedDicts and tuples.
 
     Args:
-        serialized: of a computation, that is, of a functional type.
+        serialized: Bytes of a computation, whose type is a function.
 
     Raises:
-        ValueMismatchError: there are no bytes.
-        CompileError: the bytes hold no computation, or one that nests too deeply.
+        ValueMismatchError: `serialized` is not a `bytes` object.
+        CompileError: The bytes are not a computation, or nest too deeply.
     """
     if not isinstance(serialized, bytes):
         raise errors.ValueMismatchError(
-            f"Expected the bytes of a serialised computation, found {show(serialized)}."
+            f"Expected the bytes of a serialized computation, found {show(serialized)}."
         )
     block = parse_block(serialized)
     if not isinstance(block.type_signature, fl.FunctionType):
@@ -139,23 +139,23 @@ def deserialize_computation(serialized: object) -> fl.framework.ConcreteComputat
 
 
 @functools.lru_cache(maxsize=_CACHED_TYPES)
-def serialise_type(type_spec: fl.Type) -> bytes:
-    """Return a type as bytes; Python containers are not kept."""
+def serialize_type(type_spec: fl.Type) -> bytes:
+    """Return a type as bytes, without its Python containers."""
     return type_spec.to_proto().SerializeToString(deterministic=True)
 
 
 @functools.lru_cache(maxsize=_CACHED_TYPES)
-def parse_type(serialised: bytes) -> fl.Type:
-    """Return the type that `serialise_type` wrote."""
-    return fl.Type.from_proto(pb.Type.FromString(serialised))
+def parse_type(serialized: bytes) -> fl.Type:
+    """Return the type that `serialize_type` wrote."""
+    return fl.Type.from_proto(pb.Type.FromString(serialized))
 
 
 def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
     """Return the building block of a file: its URI as a `google.protobuf.StringValue`.
 
     Args:
-        uri: names the file; what follows a `#` names a column of it.
-        type_spec: of the value that it holds.
+        uri: URI of the file. The text after a `#` is the name of a column.
+        type_spec: Type of the value in the file.
     """
     content = any_pb2.Any()
     content.Pack(wrappers_pb2.StringValue(value=uri), deterministic=True)
@@ -163,10 +163,10 @@ def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
 
 
 def data_uri(block: fl.framework.Data) -> str:
-    """Return the URI that a data block holds.
+    """Return the URI of a data block.
 
     Raises:
-        UnsupportedError: it holds something else.
+        UnsupportedError: The block has other content.
     """
     packed = wrappers_pb2.StringValue()
     if not block.content.Unpack(packed):
@@ -178,10 +178,10 @@ def data_uri(block: fl.framework.Data) -> str:
 
 
 def to_block(value: object) -> fl.framework.ComputationBuildingBlock | None:
-    """Return a computation in any of its forms as a building block, else None.
+    """Return a computation of any class as a building block, or None for other values.
 
     Raises:
-        UnsupportedError: the value is a message of an unknown kind of computation.
+        UnsupportedError: The value is a message with an unknown kind of computation.
     """
     match value:
         case fl.framework.ComputationBuildingBlock():
@@ -218,7 +218,7 @@ def find_blocks(
     block: fl.framework.ComputationBuildingBlock,
     is_wanted: Callable[[fl.framework.ComputationBuildingBlock], bool],
 ) -> list[fl.framework.ComputationBuildingBlock]:
-    """Return the blocks in a building block, itself included, that a test accepts."""
+    """Return all blocks in a building block, including itself, that are wanted."""
     accepted: list[fl.framework.ComputationBuildingBlock] = []
 
     def note(
@@ -249,14 +249,14 @@ def bound_names(block: fl.framework.ComputationBuildingBlock) -> set[str]:
 def operand_name(
     operand: fl.framework.ComputationBuildingBlock, where: str | int
 ) -> str | None:
-    """Return the name of an operand without one, for the keys of its random numbers.
+    """Return a name for an operand, for the key of its random numbers.
 
-    Two calls in one struct draw different numbers, as two locals do. None for an
-    operand that calls nothing, and so draws nothing.
+    Two calls in one struct draw different numbers, as two locals do. The result is None
+    for an operand without calls, which cannot draw.
 
     Args:
-        operand: an element of a struct, or another block inside of one.
-        where: its place there: the index of an element, or a word.
+        operand: An element of a struct, or another block inside a block.
+        where: Position of the operand: the index of an element, or a word.
     """
     while isinstance(operand, fl.framework.Selection):
         operand = operand.source

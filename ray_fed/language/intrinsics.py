@@ -1,9 +1,9 @@
-"""Derived aggregations, written as `federated_aggregate`: one table for everyone.
+"""Derived aggregations as the arguments of `federated_aggregate`.
 
-The executor that interprets an intrinsic and the compiler that cuts it out of a
-computation take the same zero, accumulate, merge and report from here, so both give
-the same bits. Arithmetic that federated_language has no intrinsic for is defined
-here as intrinsics of ray_fed's own, which the leaf executor runs.
+The executor that interprets an intrinsic and the compiler that splits a computation
+take zero, accumulate, merge and report from here, so both give the same bits.
+Arithmetic that has no intrinsic in federated_language is defined here as an intrinsic
+of ray_fed, which the leaf executor runs.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import federated_language as fl
 import numpy as np
 
 import ray_fed.errors as errors
-from ray_fed.language import type_checks
+from ray_fed.language import trees, type_checks
 
 flf = fl.framework
 
@@ -38,22 +38,22 @@ ADD_VALUE = _define("ADD_VALUE", fl.FunctionType([_U, _T], _U))
 ADD_WEIGHTED = _define("ADD_WEIGHTED", fl.FunctionType([_U, _T], _U))
 """Adds <value, weight> to <sum of value * weight, sum of weight, number of clients>."""
 CHECK_MAXIMUM = _define("CHECK_MAXIMUM", fl.FunctionType([_T, _U], _T))
-"""Returns the first, of which no element may exceed the bound of its tensor."""
+"""Returns the first argument. No element may exceed the bound of its tensor."""
 CHECK_BITWIDTH = _define("CHECK_BITWIDTH", fl.FunctionType([_T, _U], _T))
-"""Returns the first, of which every element must fit its tensor's number of bits."""
+"""Returns the first argument. Elements must fit the number of bits of their tensor."""
 AVERAGE = _define("AVERAGE", fl.FunctionType(_U, _T))
-"""Divides the sum by what stands behind it; no clients are an error."""
+"""Divides the sum by the weight or the number of clients. No clients is an error."""
 MODULAR_ZERO = _define("MODULAR_ZERO", fl.FunctionType([_T], _U))
-"""Makes <zeros, moduli> of <modulus>, which is checked."""
+"""Checks <modulus> and returns <zeros, moduli>."""
 ADD_MODULAR = _define("ADD_MODULAR", fl.FunctionType([_U, _T], _U))
-"""Adds a value to <sum, moduli>, modulo these."""
+"""Adds a value to <sum, moduli>, modulo the moduli."""
 MERGE_MODULAR = _define("MERGE_MODULAR", fl.FunctionType([_U, _U], _U))
-"""Adds two <sum, moduli> of the same moduli, modulo these."""
+"""Adds two <sum, moduli> with equal moduli, modulo the moduli."""
 MODULAR_SUM = _define("MODULAR_SUM", fl.FunctionType(_U, _T))
 """Returns the sum of <sum, moduli>."""
 
 GENERIC_ZERO_URI = "generic_zero"
-"""Of the intrinsic that is no function, but a value of zeros."""
+"""URI of the intrinsic that is a value of zeros, not a function."""
 
 FEDERATED_SECURE_MODULAR_SUM = flf.IntrinsicDef(
     "FEDERATED_SECURE_MODULAR_SUM",
@@ -63,24 +63,29 @@ FEDERATED_SECURE_MODULAR_SUM = flf.IntrinsicDef(
     ),
     aggregation_kind=flf.AggregationKind.SECURE,
 )
-"""Of TensorFlow Federated, whose computations have it; federated_language has not."""
+"""An intrinsic of TensorFlow Federated's computations that federated_language lacks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """What `federated_aggregate` takes beside the value, as intrinsics.
+    """The arguments of `federated_aggregate` after the value, as intrinsics.
+
+    T is the type of a client's value, and U is the type of a partial.
 
     Attributes:
-        zero: -> U, U the type of a partial; <bound> -> U for a sum with a modulus.
+        zero: -> U, or <bound> -> U for a modular sum.
         accumulate: <U, T> -> U.
         merge: <U, U> -> U.
-        report: U -> the declared result; None for the partial itself.
+        report: U -> the declared result, or None if that is the partial itself.
+        check: <T, bound> -> T, which each client's value goes through before it is
+            accumulated, or None.
     """
 
     zero: flf.Intrinsic
     accumulate: flf.Intrinsic
     merge: flf.Intrinsic
     report: flf.Intrinsic | None = None
+    check: flf.Intrinsic | None = None
 
 
 def _intrinsic(
@@ -95,6 +100,17 @@ def _monoid(
     def derive(member: fl.Type) -> Aggregation:
         operation = _intrinsic(operator, [member, member], member)
         return Aggregation(_intrinsic(zero, None, member), operation, operation)
+
+    return derive
+
+
+_sum = _monoid(ZEROS, flf.GENERIC_PLUS)
+
+
+def _checked_sum(check: flf.IntrinsicDef) -> Callable[[fl.Type, fl.Type], Aggregation]:
+    def derive(member: fl.Type, bound: fl.Type) -> Aggregation:
+        checked = _intrinsic(check, [member, bound], member)
+        return dataclasses.replace(_sum(member), check=checked)
 
     return derive
 
@@ -121,29 +137,21 @@ def _averaged(
     )
 
 
-DERIVED_AGGREGATIONS: Mapping[str, Callable[[fl.Type], Aggregation]] = {
-    flf.FEDERATED_SUM.uri: _monoid(ZEROS, flf.GENERIC_PLUS),
-    flf.FEDERATED_MIN.uri: _monoid(LARGEST, MINIMUM),
-    flf.FEDERATED_MAX.uri: _monoid(LOWEST, MAXIMUM),
-    flf.FEDERATED_MEAN.uri: _mean,
-    flf.FEDERATED_WEIGHTED_MEAN.uri: _weighted_mean,
-}
-"""From the member type of what is aggregated; a weighted mean's is <value, weight>."""
-
-
-def modular_sum(member: fl.Type, modulus: fl.Type) -> Aggregation:
-    """Return a sum modulo a number, which partials carry along.
+def _modular_sum(member: fl.Type, modulus: fl.Type) -> Aggregation:
+    """Return the aggregation of a modular sum. Its partials contain the moduli.
 
     Args:
-        member: type of what is summed: integers.
-        modulus: type of the modulus: one for all tensors, or one for each.
+        member: Type of a client's value. All tensors are integers.
+        modulus: Type of the modulus: one for all tensors, or one for each.
 
     Raises:
-        CompileError: values are no integers, or there is another number of moduli.
+        CompileError: A tensor does not have integers, or the number of moduli is
+            neither one nor the number of tensors.
     """
-    tensors, moduli = _tensors(member), _tensors(modulus)
-    for tensor in [*tensors, *moduli]:
-        if not np.issubdtype(tensor.dtype, np.integer):
+    tensors = cast("list[fl.TensorType]", trees.leaf_types(member))
+    moduli = cast("list[fl.TensorType]", trees.leaf_types(modulus))
+    for leaf in [*tensors, *moduli]:
+        if not np.issubdtype(getattr(leaf, "dtype", object), np.integer):
             raise errors.CompileError(
                 "Expected integers for federated_secure_modular_sum, found values of"
                 f" type `{member}` and a modulus of type `{modulus}`."
@@ -158,11 +166,10 @@ def modular_sum(member: fl.Type, modulus: fl.Type) -> Aggregation:
     for tensor, of_tensor in zip(tensors, moduli, strict=True):
         if of_tensor.shape not in ((), tensor.shape):
             raise errors.CompileError(
-                "Expected a modulus of the shape of what it is for, or without one,"
-                f" for federated_secure_modular_sum, found `{of_tensor}` for"
-                f" `{tensor}`."
+                "Expected a scalar modulus, or one with the shape of its tensor, for"
+                f" federated_secure_modular_sum, found `{of_tensor}` for `{tensor}`."
             )
-    # Partials carry the moduli along: a merge is given nothing beside two partials.
+    # Partials contain the moduli, because a merge takes nothing but two partials.
     carried = [
         fl.TensorType(tensor.dtype, of_tensor.shape)
         for tensor, of_tensor in zip(tensors, moduli, strict=True)
@@ -176,51 +183,42 @@ def modular_sum(member: fl.Type, modulus: fl.Type) -> Aggregation:
     )
 
 
-def _tensors(type_spec: fl.Type) -> list[fl.TensorType]:
-    match type_spec:
-        case fl.TensorType():
-            return [type_spec]
-        case fl.StructType():
-            return [t for _, element in type_spec.items() for t in _tensors(element)]
-        case _:
-            raise errors.CompileError(
-                "Expected tensors for federated_secure_modular_sum, found a value of"
-                f" type `{type_spec}`."
-            )
-
-
-SECURE_SUM_CHECKS: Mapping[str, flf.IntrinsicDef] = {
-    flf.FEDERATED_SECURE_SUM.uri: CHECK_MAXIMUM,
-    flf.FEDERATED_SECURE_SUM_BITWIDTH.uri: CHECK_BITWIDTH,
+DERIVED_AGGREGATIONS: Mapping[str, Callable[..., Aggregation]] = {
+    flf.FEDERATED_SUM.uri: _sum,
+    flf.FEDERATED_MIN.uri: _monoid(LARGEST, MINIMUM),
+    flf.FEDERATED_MAX.uri: _monoid(LOWEST, MAXIMUM),
+    flf.FEDERATED_MEAN.uri: _mean,
+    flf.FEDERATED_WEIGHTED_MEAN.uri: _weighted_mean,
+    flf.FEDERATED_SECURE_SUM.uri: _checked_sum(CHECK_MAXIMUM),
+    flf.FEDERATED_SECURE_SUM_BITWIDTH.uri: _checked_sum(CHECK_BITWIDTH),
+    FEDERATED_SECURE_MODULAR_SUM.uri: _modular_sum,
 }
-"""Secure sums are simulated in the clear: what each client's value must pass before a
-federated_sum of it, together with the bound that the intrinsic takes."""
+"""Functions of the member type of a value, by URI of the aggregation. The member type
+of a weighted mean is <value, weight>. The functions of `BOUNDED` also take the type of
+the bound. Secure sums are simulated in the clear."""
 
-
-def check_of(uri: str, member: fl.Type, bound: fl.Type) -> flf.Intrinsic:
-    """Return the check of a secure sum: <member, bound> -> member."""
-    return _intrinsic(SECURE_SUM_CHECKS[uri], [member, bound], member)
-
-
-SIMULATED = frozenset(
+BOUNDED = frozenset(
     {
-        *SECURE_SUM_CHECKS,
+        flf.FEDERATED_SECURE_SUM.uri,
+        flf.FEDERATED_SECURE_SUM_BITWIDTH.uri,
         FEDERATED_SECURE_MODULAR_SUM.uri,
-        flf.FEDERATED_SECURE_SELECT.uri,
     }
 )
-"""What is to hide values from the server, and is computed in the clear here."""
+"""URIs of aggregations whose argument is <value, bound>."""
+
+SIMULATED = BOUNDED | {flf.FEDERATED_SECURE_SELECT.uri}
+"""URIs of intrinsics that hide values from the server, which run in the clear here."""
 
 
 def zeros_of(type_spec: fl.Type) -> flf.Intrinsic:
-    """Return the function that makes what generic_zero stands for."""
+    """Return the function that computes the value of a generic_zero."""
     return _intrinsic(ZEROS, None, type_spec)
 
 
 def is_aggregation(block: flf.ComputationBuildingBlock) -> bool:
-    """Return whether a block is an intrinsic from values of clients to the server.
+    """Return whether a block is an intrinsic from values at clients to the server.
 
-    The type decides, so this is true also of aggregations that ray_fed does not know.
+    The type decides, so it is also true for aggregations that ray_fed does not know.
     """
     match block:
         case flf.Intrinsic(

@@ -1,4 +1,4 @@
-"""Structures as executors see them, and the Python containers that they come from."""
+"""Structs of executors, and the Python containers that they are made from."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 Struct = structure.Struct
-"""What federated_language packs arguments into and executors compute structs to."""
+"""The class of structs in arguments of federated_language and results of executors."""
 
 
 Plain = Any
@@ -27,10 +27,10 @@ def iter_elements(value: Struct[_T]) -> Iterator[tuple[str | None, _T]]:
 
 
 def to_struct(elements: object) -> Struct[Any]:
-    """Return any container of elements as a struct of one level.
+    """Return any container of elements as a struct with one level.
 
     Raises:
-        ValueMismatchError: `elements` is no container.
+        ValueMismatchError: `elements` is not a container.
     """
     if isinstance(elements, Struct):
         return cast("Struct[Any]", elements)
@@ -48,19 +48,19 @@ def struct_elements(
 ) -> list[tuple[fl.Type, str, Any]]:
     """Split a Python container into the elements that its type declares.
 
-    Names are matched by name where both sides have them; a container without names
-    takes those of its type.
+    If the container and the type have names, elements are matched by name. A container
+    without names is matched by position.
 
     Args:
-        value: a struct, mapping, named tuple, attrs or dataclass object, list or tuple.
-        type_spec: of the value.
-        label: what the value is called in an error.
+        value: A struct, mapping, named tuple, attrs or dataclass object, list or tuple.
+        type_spec: Type of the value.
+        label: Name of the value in errors.
 
     Returns:
-        (type, label, element) in the order of the type.
+        (type, label, element) of each element, in the order of the type.
 
     Raises:
-        ValueMismatchError: the container has other elements than its type.
+        ValueMismatchError: The container has other elements than its type.
     """
     names = [name for name, _ in type_spec.items()]
     found_names, elements = _container_items(value, type_spec, label)
@@ -85,7 +85,7 @@ def struct_elements(
 
 
 def _name_inside(label: str, name: str) -> str:
-    """Return argument.x, or in what has several words: `x.inner` of batch 1 of it."""
+    """Return "label.name", or "`path.name` of ..." for labels with several words."""
     if " of " not in label:
         return f"{label}.{name}"
     path, is_nested, rest = label.partition("` of ")
@@ -102,10 +102,12 @@ def _names_error(
 
 
 def _advise(names: Sequence[str | None], actual: Sequence[object]) -> str:
-    """Return what to pass in place of a state, or of the result of a run."""
+    """Return advice if a state, a result of a run or data was passed by mistake."""
     for part, whole in (("state", "result"), ("weights", "state")):
         if part in actual and part not in names:
             return f": pass its `{part}`, such as `{whole}.{part}`"
+    if {"weights", "round_index"} <= {*names}:
+        return ": the state is the first argument, as in `next(state, data)`"
     return ""
 
 
@@ -144,10 +146,10 @@ def show(value: object) -> str:
 
 
 def is_raw_memory(value: object) -> bool:
-    """Return whether an object is memory whose bytes numpy would take for numbers.
+    """Return whether an object is raw memory, whose bytes NumPy would read as numbers.
 
-    Such are bytes, bytearray, memoryview, mmap, array.array and arrays of ctypes; not
-    arrays of numpy or tensors, which have a dtype.
+    Examples are bytes, bytearray, memoryview, mmap, array.array and ctypes arrays.
+    NumPy arrays and tensors have a dtype and are not raw memory.
     """
     if hasattr(value, "dtype"):
         return False

@@ -1,7 +1,8 @@
-"""Federated types: what they hold, and checks of values and calls against them."""
+"""Questions about federated types, and checks of values and calls against types."""
 
 import functools
-from typing import TypeVar, cast
+import numbers
+from typing import TypeGuard, TypeVar, cast
 
 import federated_language as fl
 import numpy as np
@@ -13,7 +14,7 @@ _T = TypeVar("_T")
 
 
 _CACHED_TYPES = 1024
-"""How many types' answers are cached; computing one costs more than a call."""
+"""Number of types whose answers are cached. Computing one costs more than a call."""
 
 
 def is_at_clients(type_spec: fl.Type) -> bool:
@@ -21,8 +22,13 @@ def is_at_clients(type_spec: fl.Type) -> bool:
     return isinstance(type_spec, fl.FederatedType) and type_spec.placement == fl.CLIENTS
 
 
+def is_at_server(type_spec: fl.Type) -> bool:
+    """Return whether the type is a federated type placed at the server."""
+    return isinstance(type_spec, fl.FederatedType) and type_spec.placement == fl.SERVER
+
+
 def differs_by_client(type_spec: fl.Type) -> bool:
-    """Return whether values of the type are one a client, hence a list."""
+    """Return whether each client has its own value, so that the value is a list."""
     return isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal
 
 
@@ -46,15 +52,15 @@ def _holds_placed(type_spec: fl.StructType) -> bool:
 
 
 def is_placed_struct(type_spec: fl.Type) -> bool:
-    """Return whether a type is a struct with placed parts: to be taken apart."""
+    """Return whether a type is a struct with placed parts."""
     return isinstance(type_spec, fl.StructType) and _holds_placed(type_spec)
 
 
 def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
-    """Raise unless a value of type `source` may stand where `target` is declared.
+    """Raise unless a value of type `source` is assignable to the type `target`.
 
     Raises:
-        ValueMismatchError: it may not.
+        ValueMismatchError: It is not assignable.
     """
     if not target.is_assignable_from(source):
         raise errors.ValueMismatchError(
@@ -63,29 +69,29 @@ def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
 
 
 def narrow(value: object, cls: type[_T], label: str) -> _T:
-    """Return `value` as a `cls`, which `label` embeds.
+    """Return an embedded value as a `cls`, the class of values of the executor `label`.
 
     Raises:
-        ValueMismatchError: the value was embedded by another executor.
+        ValueMismatchError: Another executor embedded the value.
     """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
             f"Expected a value embedded in {label}, found `{type(value).__name__}`:"
-            " pass what its create_value returned."
+            " pass the result of its create_value."
         )
     return value
 
 
 def check_kind(value: object, cls: type[_T], name: str) -> _T:
-    """Return an argument that a caller gave as a `cls`.
+    """Return an argument of a caller as a `cls`.
 
     Args:
-        value: what was given.
-        cls: that it has to be of.
-        name: of the argument.
+        value: The argument.
+        cls: The class that it must have.
+        name: Name of the argument, for the error.
 
     Raises:
-        ValueMismatchError: it is something else.
+        ValueMismatchError: The argument has another class.
     """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
@@ -96,11 +102,11 @@ def check_kind(value: object, cls: type[_T], name: str) -> _T:
 
 
 def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int:
-    """Return the position that an index or a name selects from a struct type.
+    """Return the position of a struct's element that an index or a name selects.
 
     Raises:
-        ValueMismatchError: the type is no struct, or has no such element.
-        UnsupportedError: both or neither of `index` and `name` are given.
+        ValueMismatchError: The type is not a struct, or has no such element.
+        UnsupportedError: Both `index` and `name` are given, or neither.
     """
     if (index is None) == (name is None):
         raise errors.UnsupportedError(
@@ -124,10 +130,10 @@ def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int
 def check_argument(
     type_spec: fl.FunctionType, argument: fl.framework.ExecutorValue | None
 ) -> None:
-    """Raise unless a function of the type may be called with the argument.
+    """Raise unless a function of the type accepts the argument.
 
     Raises:
-        ValueMismatchError: it may not.
+        ValueMismatchError: It does not accept the argument.
     """
     if type_spec.parameter is None and argument is not None:
         raise errors.ValueMismatchError(
@@ -143,10 +149,10 @@ def check_argument(
 
 
 def check_no_argument(type_spec: fl.FunctionType, arg: object) -> None:
-    """Raise where there is an argument for a function that takes none.
+    """Raise if there is an argument for a function that takes none.
 
     Raises:
-        ValueMismatchError: there is.
+        ValueMismatchError: There is an argument.
     """
     if type_spec.parameter is None and arg is not None:
         raise errors.ValueMismatchError(
@@ -155,24 +161,50 @@ def check_no_argument(type_spec: fl.FunctionType, arg: object) -> None:
 
 
 def check_count(value: object, name: str, least: int = 1) -> int:
-    """Return a count that a caller gave as an int.
+    """Return a count that a caller passed, as an int.
 
     Args:
-        value: what was given.
-        name: of the argument.
-        least: that it may be.
+        value: The argument.
+        name: Name of the argument, for the error.
+        least: Smallest legal value.
 
     Raises:
-        CardinalityError: it is a number below the least.
-        ValueMismatchError: it is no whole number.
+        CardinalityError: The value is below `least`.
+        ValueMismatchError: The value is not a whole number.
     """
     if isinstance(value, int | float | np.number) and value < least:
         raise errors.CardinalityError(
             f"Expected `{name}` of at least {least}, found {name}={value}."
         )
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if not is_whole(value):
         raise errors.ValueMismatchError(
             f"Expected a whole number for `{name}`, found {show(value)}."
+        )
+    return int(value)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number, of Python or numpy, not a bool."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
+
+
+def read_whole(name: str, value: object, least: int, most: int | None = None) -> int:
+    """Return a setting that a user passed, as an int.
+
+    Args:
+        name: Name of the setting, for the error.
+        value: The setting.
+        least: Smallest legal value.
+        most: Largest legal value; None if there is none.
+
+    Raises:
+        ConfigError: The setting is not a whole number, or out of its range.
+    """
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        within = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise errors.ConfigError(
+            f"Expected `{name}` to be a whole number {within}, found"
+            f" {errors.describe(value)}."
         )
     return int(value)
 
@@ -183,15 +215,15 @@ def member_type(type_spec: fl.Type) -> fl.Type:
 
 
 def is_empty_struct(type_spec: fl.Type) -> bool:
-    """Return whether a type is that of a struct without elements."""
+    """Return whether a type is a struct without elements."""
     return isinstance(type_spec, fl.StructType) and len(type_spec) == 0
 
 
 def struct_type(type_spec: fl.Type) -> fl.StructType:
-    """Return a type that is known to be a struct's as one."""
+    """Return a type that is known to be a struct, for the type checker."""
     return cast("fl.StructType", type_spec)
 
 
 def function_type(type_spec: fl.Type) -> fl.FunctionType:
-    """Return a type that is known to be a function's as one."""
+    """Return a type that is known to be a function, for the type checker."""
     return cast("fl.FunctionType", type_spec)

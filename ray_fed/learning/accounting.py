@@ -1,4 +1,4 @@
-"""What rounds with noise spend of a privacy budget, by dp-accounting.
+"""The privacy budget that rounds with noise spend, computed by dp-accounting.
 
 Sources:
     Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled
@@ -8,30 +8,40 @@ Sources:
     Xu: Practical and Private (Deep) Learning without Sampling or Shuffling. ICML 2021,
     https://arxiv.org/abs/2103.00039, Appendix D (trees).
 
-What a server's state says of the noise that its rounds had.
+    Antti Koskela, Joonas Jälkö, Antti Honkela: Computing Tight Differential Privacy
+    Guarantees Using FFT. AISTATS 2020, https://arxiv.org/abs/1906.03049 (privacy loss
+    distributions).
+
+A server's state has the noise of its earlier rounds, so that epsilon counts them.
 """
 
 import abc
 import contextlib
 import dataclasses
+import functools
 import logging
+import math
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.imports import import_extra
-from ray_fed.learning.checks import read_whole
+from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.checks import check_number, check_positive
 
 
 class NoiseState(NamedTuple):
-    """What the server keeps of noise between rounds.
+    """The part of a server's state that describes the noise of its rounds.
 
     Attributes:
-        round_index: i32[], rounds so far.
-        bound: f32[], on the norm of a client's update.
-        spends: f64[2], what each round so far spent; see `Privacy.a_round`.
+        round_index: The number of rounds so far, i32[].
+        bound: The bound on the norm of a client's update, f32[].
+        spends: The parameters of the rounds so far, f64[2]; see `Privacy.a_round`.
     """
 
     round_index: Any
@@ -40,18 +50,14 @@ class NoiseState(NamedTuple):
 
 
 def check_noise(privacy: Any, state: Any) -> None:
-    """Refuse a state whose rounds had other noise than those that are to follow.
-
-    Raises:
-        ConfigError: epsilon would count the state's rounds wrongly.
-    """
+    """Raise ConfigError if the rounds of a state had other noise than a process."""
     if privacy is not None:
         for found in _noise_in(state):
             privacy.check_continues(found.spends, int(found.round_index))
 
 
 def _noise_in(state: Any) -> Iterator[NoiseState]:
-    # What a round returns is by name, and of no class.
+    # A round returns a mapping in place of a `NoiseState`.
     named: Any = state if isinstance(state, Mapping) else {}
     if isinstance(state, NoiseState):
         yield state
@@ -68,8 +74,9 @@ class Privacy(abc.ABC):
     """The guarantee that rounds with Gaussian noise give to each client.
 
     Attributes:
-        noise_multiplier: standard deviation of the noise over the clients' bound, >= 0.
-        delta: the probability that the guarantee may fail with, above 0, below 1.
+        noise_multiplier: The standard deviation of the noise, divided by the bound on a
+            client's update, >= 0. Without noise, epsilon is infinite.
+        delta: The probability with which the guarantee may fail, between 0 and 1.
     """
 
     noise_multiplier: float
@@ -78,14 +85,10 @@ class Privacy(abc.ABC):
     @property
     @abc.abstractmethod
     def a_round(self) -> tuple[float, float]:
-        """What tells how much a round spends: all fields but `delta`."""
+        """The parameters that decide how much a round spends, without `delta`."""
 
     def check_continues(self, spends: Any, num_rounds: int) -> None:
-        """Refuse to count rounds that had other noise.
-
-        Raises:
-            ConfigError: they had other noise.
-        """
+        """Raise ConfigError if earlier rounds had other noise."""
         found = tuple(float(number) for number in spends)
         if num_rounds and found != self.a_round:
             raise errors.ConfigError(
@@ -96,10 +99,13 @@ class Privacy(abc.ABC):
             )
 
     def epsilon(self, num_rounds: Any) -> float:
-        """Return epsilon after a number of rounds, by Rényi accounting.
+        """Return epsilon after a number of rounds.
+
+        It is infinite if rounds have no noise.
 
         Args:
-            num_rounds: done so far, >= 0; the `round_index` of a state.
+            num_rounds: The number of rounds so far, >= 0, such as the `round_index` of
+                a state.
 
         Raises:
             ConfigError: `num_rounds` is below 0.
@@ -108,25 +114,99 @@ class Privacy(abc.ABC):
         num_rounds = read_whole("num_rounds", num_rounds, 0)
         if num_rounds == 0:
             return 0.0
-        accounting = import_extra("dp_accounting", "privacy", "epsilon")
-        with _quiet_accountant():
-            return float(self._account(accounting, num_rounds))
+        return self._spend(num_rounds) if self.noise_multiplier else math.inf
+
+    def _spend(self, num_rounds: int) -> float:
+        """Return epsilon after rounds with noise, by Rényi accounting."""
+        import_extra("dp_accounting", "epsilon")
+        parts = [
+            (compute_rdp(mechanism), count)
+            for mechanism, count in self._parts(num_rounds)
+        ]
+        (orders, _), _ = parts[0]
+        total = sum((count * rdp for (_, rdp), count in parts), np.zeros_like(orders))
+        rdp_accounting = import_extra("dp_accounting.rdp", "epsilon")
+        epsilon, _ = rdp_accounting.compute_epsilon(orders, total, self.delta)
+        return float(epsilon)
 
     @abc.abstractmethod
-    def _account(self, accounting: Any, num_rounds: int) -> float: ...
+    def _parts(self, num_rounds: int) -> list[tuple["Mechanism", int]]:
+        """Return the mechanisms that rounds are composed of, each with its count."""
+
+
+class Mechanism(NamedTuple):
+    """One kind of round or pass that an accountant composes.
+
+    Attributes:
+        noise_multiplier: See `Privacy`.
+        sampling_probability: See `SampledGaussian`; None for a tree.
+        num_steps: The rounds of a tree; None for a sampled round.
+    """
+
+    noise_multiplier: float
+    sampling_probability: float | None = None
+    num_steps: int | None = None
+
+
+@functools.lru_cache(maxsize=4096)
+def compute_rdp(mechanism: Mechanism) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return orders, and the Rényi divergence of a mechanism at each order.
+
+    Divergences of rounds add up, so the divergence of one round (50 ms) is computed
+    once for a run.
+    """
+    accounting = import_extra("dp_accounting", "epsilon")
+    if mechanism.num_steps is None:
+        event = _sampled_event(mechanism)
+        accountant = accounting.rdp.RdpAccountant()
+    else:
+        relation = accounting.NeighboringRelation.REPLACE_SPECIAL
+        accountant = accounting.rdp.RdpAccountant(neighboring_relation=relation)
+        event = accounting.SingleEpochTreeAggregationDpEvent(
+            mechanism.noise_multiplier, mechanism.num_steps
+        )
+    with _quiet_accountant():
+        accountant.compose(event)
+    return accountant.orders, accountant.rdp
+
+
+@functools.lru_cache(maxsize=16)
+def compute_pld(mechanism: Mechanism) -> Any:
+    """Return the privacy loss distribution of a sampled round, of megabytes.
+
+    It is computed once for a run, as `PLDAccountant` of dp-accounting does.
+    """
+    pld = import_extra("dp_accounting.pld", "epsilon")
+    return pld.privacy_loss_distribution.from_gaussian_mechanism(
+        mechanism.noise_multiplier, sampling_prob=mechanism.sampling_probability
+    )
+
+
+def _sampled_event(mechanism: Mechanism) -> Any:
+    accounting = import_extra("dp_accounting", "epsilon")
+    gaussian = accounting.GaussianDpEvent(mechanism.noise_multiplier)
+    return accounting.PoissonSampledDpEvent(mechanism.sampling_probability, gaussian)
+
+
+Accountant = Literal["rdp", "pld"]
+"""Accountants of dp-accounting: Rényi divergences, or privacy loss distributions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SampledGaussian(Privacy):
-    """Each round takes each client with one probability, whatever others did (Poisson).
+    """Each client takes part in each round independently, with one probability.
 
-    Neighbours are sets of clients of which one has one client more.
+    Neighboring sets of clients differ by one additional client.
 
     Attributes:
-        sampling_probability: of a client in a round, 0 to 1.
+        sampling_probability: The probability of a client in a round, 0 to 1.
+        accountant: "rdp" computes epsilon by Rényi divergences. "pld" computes it by
+            privacy loss distributions, which give a smaller epsilon for the same noise
+            but take longer.
     """
 
     sampling_probability: float
+    accountant: Accountant = "rdp"
 
     @property
     @override
@@ -134,23 +214,25 @@ class SampledGaussian(Privacy):
         return float(self.noise_multiplier), float(self.sampling_probability)
 
     @override
-    def _account(self, accounting: Any, num_rounds: int) -> float:
-        gaussian = accounting.GaussianDpEvent(self.noise_multiplier)
-        event = accounting.PoissonSampledDpEvent(self.sampling_probability, gaussian)
-        accountant = accounting.rdp.RdpAccountant()
-        accountant.compose(event, num_rounds)
-        return accountant.get_epsilon(self.delta)
+    def _spend(self, num_rounds: int) -> float:
+        if self.accountant == "rdp":
+            return super()._spend(num_rounds)
+        spent = compute_pld(Mechanism(*self.a_round)).self_compose(num_rounds)
+        return float(spent.get_epsilon_for_delta(self.delta))
+
+    @override
+    def _parts(self, num_rounds: int) -> list[tuple[Mechanism, int]]:
+        return [(Mechanism(*self.a_round), num_rounds)]
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeGaussian(Privacy):
-    """Each pass takes each client once at most; noise is that of a tree for each pass.
+    """Each client takes part at most once in a pass, which has the noise of one tree.
 
-    Neighbours are sets of clients of which one has a client replaced by one that moves
-    nothing.
+    Neighboring sets of clients differ by one client, whose update is zero in one set.
 
     Attributes:
-        rounds_per_pass: after which a new tree begins, >= 1.
+        rounds_per_pass: The number of rounds in a pass, >= 1. Then a new tree begins.
     """
 
     rounds_per_pass: int
@@ -161,23 +243,95 @@ class TreeGaussian(Privacy):
         return float(self.noise_multiplier), float(self.rounds_per_pass)
 
     @override
-    def _account(self, accounting: Any, num_rounds: int) -> float:
-        relation = accounting.NeighboringRelation.REPLACE_SPECIAL
-        accountant = accounting.rdp.RdpAccountant(neighboring_relation=relation)
-        tree = accounting.SingleEpochTreeAggregationDpEvent
+    def _parts(self, num_rounds: int) -> list[tuple[Mechanism, int]]:
         passes, steps = divmod(num_rounds, self.rounds_per_pass)
-        if passes:
-            accountant.compose(
-                tree(self.noise_multiplier, self.rounds_per_pass), passes
-            )
-        if steps:
-            accountant.compose(tree(self.noise_multiplier, steps))
-        return accountant.get_epsilon(self.delta)
+        counts = {self.rounds_per_pass: passes, steps: 1}
+        return [
+            (Mechanism(float(self.noise_multiplier), num_steps=num_steps), count)
+            for num_steps, count in counts.items()
+            if num_steps and count
+        ]
+
+
+def check_accountant(accountant: object) -> None:
+    """Raise ConfigError for another accountant than "rdp" and "pld"."""
+    if accountant not in ("rdp", "pld"):
+        raise errors.ConfigError(
+            'Expected `accountant` to be "rdp" or "pld", found'
+            f" {errors.describe(accountant)}."
+        )
+
+
+@tracebacks.shorten
+def find_noise_multiplier(
+    epsilon: float,
+    *,
+    num_rounds: int,
+    clients_per_round: int,
+    num_clients: int,
+    delta: float,
+    accountant: Accountant = "rdp",
+) -> float:
+    """Return the noise multiplier of `dp_mean` that spends an epsilon over rounds.
+
+    It is the smallest one to an accuracy of 1e-6, as dp-accounting's
+    `calibrate_dp_mechanism` finds it. The privacy spent is at most `epsilon`.
+
+    Args:
+        epsilon: The privacy to spend over all rounds, > 0.
+        num_rounds: The number of rounds of the training, >= 1.
+        clients_per_round: As for `dp_mean`.
+        num_clients: As for `dp_mean`.
+        delta: As for `dp_mean`.
+        accountant: As for `dp_mean`. Pass the same one there.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+        UserError: dp-accounting is not installed.
+    """
+    check_positive("epsilon", epsilon)
+    num_rounds = read_whole("num_rounds", num_rounds, 1)
+    check_cohorts(clients_per_round, num_clients, delta)
+    check_accountant(accountant)
+    accounting = import_extra("dp_accounting", "the noise for an epsilon")
+    probability = clients_per_round / num_clients
+
+    def build_event(noise_multiplier: float) -> Any:
+        event = _sampled_event(Mechanism(noise_multiplier, probability))
+        return accounting.SelfComposedDpEvent(event, num_rounds)
+
+    def calibrate(make_accountant: Any, bracket: Any = None) -> float:
+        return accounting.calibrate_dp_mechanism(
+            make_accountant, build_event, epsilon, delta, bracket
+        )
+
+    def spend(noise_multiplier: float) -> float:
+        privacy = SampledGaussian(noise_multiplier, delta, probability, "pld")
+        return privacy.epsilon(num_rounds)
+
+    with _quiet_accountant():
+        found = calibrate(accounting.rdp.RdpAccountant)
+        if accountant == "pld":
+            # Little noise makes large privacy loss distributions, so the search begins
+            # near the noise that is enough by Rényi divergences.
+            upper, lower = found, found / 2
+            while spend(lower) <= epsilon:
+                upper, lower = lower, lower / 2
+            bracket = accounting.LowerEndpointAndGuess(lower, upper)
+            found = calibrate(accounting.pld.PLDAccountant, bracket)
+    return float(found)
+
+
+def check_cohorts(clients_per_round: Any, num_clients: Any, delta: Any) -> None:
+    """Raise ConfigError for numbers that a guarantee cannot have."""
+    read_whole("num_clients", num_clients, 1)
+    read_whole("clients_per_round", clients_per_round, 1, num_clients)
+    check_number("delta", delta, lambda p: 0 < p < 1, "above 0 and below 1")
 
 
 @contextlib.contextmanager
 def _quiet_accountant() -> Generator[None]:
-    """Keep back that some orders of the accountant have no bound: others have."""
+    """Hide a log line about orders of the accountant that have no bound."""
     logger = logging.getLogger("absl")
 
     def is_other(record: logging.LogRecord) -> bool:

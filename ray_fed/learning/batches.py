@@ -88,16 +88,32 @@ class BatchCaster:
         return made
 
 
+def detach(batches: Any) -> Any:
+    """Return batches whose arrays are copies: a lazy sequence may use them again."""
+    match batches:
+        case np.ndarray():
+            return cast("NDArray[Any]", batches).copy()
+        case list() | tuple() if not hasattr(batches, "_fields"):
+            return type(batches)(map(detach, cast("list[Any]", batches)))
+        case tuple():
+            return type(batches)(*map(detach, cast("tuple[Any, ...]", batches)))
+        case dict():
+            named = cast("dict[Any, Any]", batches)
+            return {name: detach(value) for name, value in named.items()}
+        case _:
+            return batches
+
+
 def check_clients(data: object, member: fl.Type | None) -> None:
-    """Raise unless data is of clients, those by reference as they are to be.
+    """Check that data has a list of batches, or a reference, for each client.
 
     Args:
-        data: of clients; a list's values are not looked at.
-        member: the type of what one client has; None: it is not known.
+        data: The data of the clients. The batches in lists are not checked here.
+        member: The type of one client's data, or None if it is not known.
 
     Raises:
-        ConfigError: it is a table.
-        ValueMismatchError: clients have values of another type.
+        ConfigError: `data` is a table.
+        ValueMismatchError: A client has a value of another type.
     """
     if hasattr(data, "columns") and hasattr(data, "iloc"):
         raise errors.ConfigError(
@@ -105,8 +121,23 @@ def check_clients(data: object, member: fl.Type | None) -> None:
             f" `{type(data).__name__}`: pass `ClientData.from_table(data, client=,"
             " x=, y=, batch_size=32)`."
         )
-    if isinstance(data, ClientData) and member is not None:
+    if member is None:
+        return
+    if isinstance(data, ClientData):
         data.check_type(member)
+    elif isinstance(data, list):
+        for client in cast("list[Any]", data):
+            if isinstance(client, ClientReference):
+                client.check_type(member)
+            elif isinstance(member, fl.SequenceType) and isinstance(
+                client, Mapping | np.ndarray
+            ):
+                kind = "a batch" if isinstance(client, Mapping) else "an array"
+                raise errors.ValueMismatchError(
+                    "Expected a list of batches for each client as `data`, found"
+                    f" {kind} in place of a list: pass `[[batch], ...]`, where"
+                    " `[batch]` is a client with one batch."
+                )
 
 
 def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> None:
@@ -139,7 +170,9 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
                 shown = ", ".join(f"`{n}` {count}" for n, count in counts.items())
                 raise errors.ValueMismatchError(
                     f"Expected one number of rows in the batch {number} of the client"
-                    f" {client}, found {shown}."
+                    f" {client}, found {shown}: pass the inputs and the labels of the"
+                    " same rows. A single row is no batch: put rows together, such as"
+                    " by `np.stack`."
                 )
             if _has_nan(batch):
                 _logger.warning(
@@ -179,7 +212,6 @@ def count_rows(batches: Any) -> Any:
 
 
 def _has_nan(batch: Any) -> bool:
-    """Return whether labels, in arrays, are not a number."""
     labels = [leaf for name, leaf in _leaves(batch, "") if name.split(".")[0] == "y"]
     return any(_is_nan(label).any() for label in labels)
 
@@ -205,7 +237,6 @@ def _is_nan(value: Any) -> NDArray[np.bool_]:
 
 
 def _counts(batch: Any) -> list[tuple[str, int]]:
-    """Return how many rows each tensor of a batch has, by its name."""
     found: list[tuple[str, int]] = []
     for name, leaf in _leaves(batch, ""):
         shape = getattr(leaf, "shape", None)
@@ -217,7 +248,6 @@ def _counts(batch: Any) -> list[tuple[str, int]]:
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a batch, each with its name."""
     if isinstance(value, Mapping):
         pairs = list(cast("Mapping[str, Any]", value).items())
     elif isinstance(value, tuple) and not name:

@@ -1,10 +1,10 @@
-"""What a run tells others: tables, trackers, models. One class each.
+"""Callbacks of a run: tables, trackers, saved models and early stopping.
 
-A callback is any object with `on_round(record)`; `Callback` has the other hooks. A file
-is written anew from the history as a run begins or is resumed, so that a row is there
-once, also after a kill between a row and a saved state; files that are replaced are
-there whole or not at all. The libraries of trackers are extras, imported where a
-callback is made.
+A callback is any object with a method `on_round(record)`. `Callback` has the other
+hooks. When a run begins or is resumed, a callback writes its file anew from the
+history. So each round has one row, also if the program was killed between a row and a
+checkpoint. A file that is replaced is complete or absent. The libraries of trackers are
+extras, which are imported when a callback is made.
 """
 
 import asyncio
@@ -12,30 +12,37 @@ import contextlib
 import csv
 import inspect
 import io
+import itertools
 import json
 import logging
 import math
 import os
 import pathlib
+import re
 import time
 import uuid
 from collections.abc import Generator, Sequence
 from typing import Any, Literal
 
 import federated_language as fl
+import numpy as np
 from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.files.opening import expand_home
-from ray_fed.imports import import_extra
-from ray_fed.learning.history import History, RoundRecord, is_rising, row_of
+from ray_fed.imports import import_extra, install_command
+from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.checks import check_number
+from ray_fed.learning.history import History, RoundRecord, Seen, expect_name, row_of
 from ray_fed.learning.models import Model
 from ray_fed.observability import reprs
 
 __all__ = [
     "CSV",
     "Callback",
+    "EarlyStopping",
     "JSONLines",
     "MLflow",
     "ModelCheckpoint",
@@ -47,10 +54,10 @@ _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
 class Callback:
-    """A callback that does nothing: override what you need; all are optional.
+    """A callback that does nothing. Override the methods that you need.
 
-    Methods are called on a thread of the run, one after another, while the next round
-    runs. After a kill, rounds since the last saved one are told again.
+    A thread of the run calls the methods one after another, while the next round runs.
+    After a kill, the rounds since the last checkpoint are run and reported again.
     """
 
     @override
@@ -58,30 +65,35 @@ class Callback:
         return f"<callback {type(self).__name__}>"
 
     def on_start(self, history: History) -> None:
-        """Take the rounds before a resume; empty where a run begins."""
+        """Receive the rounds before a resume, or an empty history at the beginning."""
 
     def on_round(self, record: RoundRecord) -> None:
-        """Take what a round did, once it is evaluated."""
+        """Receive the record of a round, after its evaluation."""
 
     def needs_state(self, record: RoundRecord) -> bool:  # noqa: ARG002
-        """Return whether `on_state` is to be called after this round."""
+        """Return whether `on_state` should be called after this round."""
         return False
 
     def on_state(self, record: RoundRecord, state: Any) -> None:
-        """Take the state after a round, as plain values."""
+        """Receive the state after a round, as plain values."""
+
+    def should_stop(self, history: History) -> bool:  # noqa: ARG002
+        """Return whether the run should end after these rounds."""
+        return False
 
     def on_end(self, history: History, reason: str) -> None:
-        """Take the end of the run, also where it failed."""
+        """Receive the history when the run ends, also after an error."""
+
+    def choose_state(self, state: Any) -> Any:
+        """Return the state that the run returns, given the last one."""
+        return state
 
 
 class ReleaseCallback(Callback):
     """Releases metrics with a release manager of federated_language.
 
-    The manager is given `{"training": ..., "evaluation": ...}` with the number
-    of the round, from 1, as the key.
-
-    Args:
-        manager: releases them.
+    The manager receives `{"training": ..., "evaluation": ...}` for each round. The key
+    is the number of the round, from 1.
     """
 
     def __init__(self, manager: fl.program.ReleaseManager[Any, int]) -> None:
@@ -95,14 +107,14 @@ class ReleaseCallback(Callback):
 
 
 class Callbacks:
-    """All callbacks of a run.
+    """All callbacks of a run. Each method raises CallbackError if a callback raises.
 
     Args:
-        callbacks: objects with `on_round`, and release managers.
-        logs: whether what one raises is logged, and the run goes on.
+        callbacks: Objects with `on_round`, and release managers.
+        logs: Whether the error of a callback is logged, and the run continues.
 
     Raises:
-        ConfigError: something is neither.
+        ConfigError: An object is neither.
     """
 
     def __init__(self, callbacks: Sequence[Any], *, logs: bool) -> None:
@@ -110,26 +122,17 @@ class Callbacks:
         self._logs = logs
 
     def start(self, history: History) -> None:
-        """Tell all that the run begins.
-
-        Raises:
-            CallbackError: one of them raised.
-        """
         for each in self._callbacks:
             self._call(each, "on_start", "as the run began", history)
 
     def round(self, record: RoundRecord) -> None:
-        """Tell all that a round is done.
-
-        Raises:
-            CallbackError: one of them raised; those after it were not told.
-        """
+        """Report a round. Callbacks after one that raises are not called."""
         when = f"after round {record.round}"
         for each in self._callbacks:
             self._call(each, "on_round", when, record)
 
     def wanting_state(self, record: RoundRecord) -> list[Any]:
-        """Return those that want the state after a round."""
+        """Return the callbacks that need the state after a round."""
         when = f"after round {record.round}"
         return [
             each
@@ -138,17 +141,18 @@ class Callbacks:
         ]
 
     def state(self, wanting: Sequence[Any], record: RoundRecord, state: Any) -> None:
-        """Give some the state after a round."""
         when = f"after round {record.round}"
         for each in wanting:
             self._call(each, "on_state", when, record, state)
 
-    def end(self, history: History, reason: str) -> None:
-        """Tell all that the run ends, each also where another one raised.
+    def should_stop(self, history: History) -> bool:
+        """Return whether a callback ends the run. All callbacks are asked."""
+        when = f"after round {history[-1].round}"
+        asked = [self._call(c, "should_stop", when, history) for c in self._callbacks]
+        return any(asked)
 
-        Raises:
-            CallbackError: one of them raised.
-        """
+    def end(self, history: History, reason: str) -> None:
+        """Report the end to all callbacks, then raise the first error, if any."""
         first: errors.CallbackError | None = None
         for each in self._callbacks:
             try:
@@ -157,6 +161,13 @@ class Callbacks:
                 first = first or error
         if first is not None:
             raise first
+
+    def choose_state(self, state: Any) -> Any:
+        """Return the state that the run returns, given the last one."""
+        for each in self._callbacks:
+            chosen = self._call(each, "choose_state", "as the run ended", state)
+            state = state if chosen is None else chosen
+        return state
 
     def _call(self, callback: Any, method: str, when: str, *args: Any) -> Any:
         hook = getattr(callback, method, None)
@@ -181,8 +192,8 @@ def _as_callback(found: Any) -> Any:
         return ReleaseCallback(found)
     if isinstance(found, type) or not hasattr(found, "on_round"):
         then = (
-            "those of Keras are told of its own epochs, and `learning.EarlyStopping` is"
-            " passed as `stop`"
+            "callbacks of Keras follow its own epochs; `learning.callbacks` has others,"
+            " such as `EarlyStopping`"
         )
         if hasattr(found, "on_round"):
             then = f"pass an object of the class, `{found.__name__}(...)`"
@@ -200,10 +211,10 @@ def _as_callback(found: Any) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Generator[pathlib.Path]:
-    """Yield a path to write to; what is there at the end becomes the file.
+    """Yield a temporary path, whose file replaces `path` at the end.
 
     Raises:
-        StorageError: the file cannot be written.
+        StorageError: The file cannot be written.
     """
     name = f".{path.stem}.{uuid.uuid4().hex}{path.suffix}"
     temporary = path.with_name(name)
@@ -219,7 +230,7 @@ def replacing(path: pathlib.Path) -> Generator[pathlib.Path]:
 
 @contextlib.contextmanager
 def telling(path: pathlib.Path) -> Generator[None]:
-    """Raise StorageError, with the name of the file, where it cannot be written."""
+    """Turn an OSError into a StorageError that names the file."""
     try:
         yield
     except OSError as error:
@@ -232,11 +243,7 @@ def telling(path: pathlib.Path) -> Generator[None]:
 
 
 def check_place(path: pathlib.Path) -> None:
-    """Raise unless a file can be written; one that is there is left alone.
-
-    Raises:
-        StorageError: it cannot.
-    """
+    """Raise StorageError unless a file can be written. An existing file stays."""
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     with telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -247,13 +254,13 @@ def check_place(path: pathlib.Path) -> None:
 
 
 class CSV(Callback):
-    """Writes a row a round to a CSV file.
+    """Writes one row for each round to a CSV file.
 
-    The columns are those of `History.rows()`. A metric that is new in a later round,
-    such as the first evaluation, has the file written anew with its column.
+    The columns are those of `History.rows()`. If a later round has a new metric, such
+    as the first evaluation, the file is written again with the new column.
 
     Args:
-        path: of the file; its folder is made.
+        path: The path of the file. Its folder is created.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -293,13 +300,13 @@ class CSV(Callback):
 
 
 class JSONLines(Callback):
-    """Writes a JSON object a round, on a line of its own.
+    """Writes one JSON object for each round, on its own line.
 
-    The names are those of `History.rows()`. A number that is not finite, such as a loss
-    over no examples, is null: JSON has no such numbers.
+    The names are those of `History.rows()`. JSON has no NaN and no infinities, so such
+    numbers, such as a loss without examples, are null.
 
     Args:
-        path: of the file; its folder is made.
+        path: The path of the file. Its folder is created.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -320,7 +327,10 @@ class JSONLines(Callback):
 
 def _lines(records: Sequence[RoundRecord]) -> list[str]:
     rows = (
-        {k: v if math.isfinite(v) else None for k, v in row_of(record).items()}
+        {
+            name: value if value is not None and math.isfinite(value) else None
+            for name, value in row_of(record).items()
+        }
         for record in records
     )
     return [json.dumps(row, allow_nan=False) + "\n" for row in rows]
@@ -336,19 +346,210 @@ def _replace(path: pathlib.Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
-class ModelCheckpoint(Callback):
+_RISING = (
+    *("acc", "accuracy", "auc", "precision", "recall", "score", "io_u", "iou"),
+    *("correlation", "sensitivity", "similarity", "specificity"),
+)
+
+
+class _Best:
+    """The best value of a metric so far. A later look reads only the new rounds.
+
+    Attributes:
+        place: The index of the best round in the history. None if no round has the
+            metric.
+        since: The number of rounds with the metric since the best one.
+        is_last: Whether the last round is better than all before it.
+    """
+
+    def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
+        self._monitor, self._min_delta = monitor, min_delta
+        self._sign = -1.0 if _is_rising(monitor, mode) else 1.0
+        self._restart()
+
+    def _restart(self) -> None:
+        self._seen: Seen | None = None
+        self.place: int | None = None
+        self._value, self.since, self.is_last = math.inf, 0, False
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # `_seen` refers to the whole history, which a copy in a process does not need.
+        return self.__dict__ | {"_seen": None}
+
+    def read(self, history: History) -> None:
+        """Read a history, which usually continues the last one."""
+        values, seen = history.read_new(self._monitor, self._seen)
+        if not seen.start:
+            self._restart()
+        self._seen = seen
+        best, since, sign, delta = self._value, self.since, self._sign, self._min_delta
+        for place, value in enumerate(values, seen.start):
+            since += value is not None
+            if value is not None and sign * value < best - delta:
+                best, since, self.place = sign * value, 0, place
+        if values:
+            self.is_last = values[-1] is not None and since == 0
+        self._value, self.since = best, since
+
+
+def _is_rising(metric: str, mode: str) -> bool:
+    """Return whether a higher value of a metric is better.
+
+    Raises:
+        ConfigError: `mode` is not a mode, or `metric` is not a name.
+    """
+    expect_name(metric)
+    if mode not in ("auto", "min", "max"):
+        raise errors.ConfigError(
+            f'Expected "auto", "min" or "max" as `mode`, found {errors.describe(mode)}.'
+        )
+    name = re.sub(r"_\d+$", "", re.sub(r"(/\d+)+$", "", metric))  # auc_1, f1_score/0
+    return mode == "max" or (mode == "auto" and name.endswith(_RISING))
+
+
+class _BestRound(Callback):
+    """Asks for the state of each round that is better than all before it."""
+
+    def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
+        self.monitor = monitor
+        self._best = _Best(monitor, mode, min_delta)
+        self._history: Any = None  # until a run begins
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_history": None}
+
+    @override
+    def on_start(self, history: History) -> None:
+        self._history = history
+
+    @override
+    def on_round(self, record: RoundRecord) -> None:
+        self._history = self._history.with_round(record)
+
+    @override
+    def needs_state(self, record: RoundRecord) -> bool:
+        self._best.read(self._history)
+        return self._best.is_last
+
+
+@tracebacks.shorten_init
+class EarlyStopping(_BestRound):
+    """Ends a run when a metric has not improved for some rounds.
+
+    The decision depends on the history alone, so a resumed run ends after the same
+    round.
+
+    Args:
+        monitor: The metric, as `History.values` takes it.
+        patience: The number of rounds that may pass without a better value, >= 1. Only
+            rounds that have the metric count.
+        min_delta: The least improvement that counts, >= 0.
+        mode: "min" if a lower value is better, "max" if a higher one is. "auto" decides
+            by the end of the name: a higher value is better for accuracies, AUC,
+            precision, recall, scores (F1, R2), overlap (IoU), correlation, similarity,
+            sensitivity and specificity.
+        best_weights: A file for the weights of the best round, such as
+            "runs/best.npz". The run then returns a state with these weights. None: it
+            returns the weights of the last round.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        patience: int = 1,
+        min_delta: float = 0.0,
+        mode: Literal["auto", "min", "max"] = "auto",
+        best_weights: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._patience = read_whole("patience", patience, 1)
+        check_number("min_delta", min_delta, lambda d: d >= 0, "of at least 0")
+        super().__init__(monitor, mode, min_delta)
+        self._path: pathlib.Path | None = None
+        if best_weights is not None:
+            self._path = pathlib.Path(expand_home(best_weights))
+            if self._path.suffix != ".npz":
+                raise errors.ConfigError(
+                    "Expected a name that ends with .npz as `best_weights`, found"
+                    f" `{self._path}`."
+                )
+
+    @override
+    def __repr__(self) -> str:
+        return f"EarlyStopping({self.monitor!r}, patience={self._patience})"
+
+    @override
+    def on_start(self, history: History) -> None:
+        super().on_start(history)
+        if self._path is not None:
+            check_place(self._path)
+
+    @override
+    def needs_state(self, record: RoundRecord) -> bool:
+        return self._path is not None and super().needs_state(record)
+
+    @override
+    def on_state(self, record: RoundRecord, state: Any) -> None:
+        assert self._path is not None
+        # As bytes: npz has no bfloat16.
+        leaves = [np.frombuffer(w.tobytes(), np.uint8) for w in _weights_of(state)]
+        with replacing(self._path) as temporary:
+            np.savez(temporary, np.array(record.round), *leaves)
+
+    @override
+    def should_stop(self, history: History) -> bool:
+        self._best.read(history)
+        return self._best.since >= self._patience
+
+    def __call__(self, history: History) -> bool:
+        """Return `should_stop(history)`, so that `run(stop=...)` takes the object."""
+        return self.should_stop(history)
+
+    @override
+    def choose_state(self, state: Any) -> Any:
+        place = self._best.place
+        if self._path is None or place is None:
+            return state
+        with telling(self._path), np.load(self._path) as saved:
+            number, *leaves = (saved[name] for name in saved.files)
+        expected = self._history[place].round
+        if number != expected:
+            raise errors.ConfigError(
+                f"Expected the weights of round {expected} in `{self._path}`, found"
+                f" those of round {number}: another run, or later rounds before a kill,"
+                " wrote them. Run more rounds, or begin with another `storage_path`."
+            )
+        found = (
+            np.frombuffer(leaf.tobytes(), like.dtype).reshape(like.shape)
+            for leaf, like in zip(leaves, _weights_of(state), strict=True)
+        )
+        weights = type(state.weights)(
+            *(tuple(itertools.islice(found, len(part))) for part in state.weights)
+        )
+        return state._replace(weights=weights)
+
+
+def _weights_of(state: Any) -> list[Any]:
+    return [np.asarray(weight) for part in state.weights for weight in part]
+
+
+class ModelCheckpoint(_BestRound):
     """Saves the model of the best round so far, as a `.keras` file.
 
     Args:
-        path: of the file; replaced by each better model, never half-written.
-        model: that is trained.
-        monitor: the metric, as `History.values` takes it; the best round has the best
+        path: The file, which each better model replaces. It is never half-written.
+        model: The model that is trained.
+        monitor: The metric, as `History.values` takes it. The best round has the best
             value.
-        mode: as for `EarlyStopping`.
+        mode: As for `EarlyStopping`.
 
     Raises:
-        ConfigError: the path has another suffix, or the mode is none.
-        ValueMismatchError: as a run begins: as `Model.to_keras` says.
+        ConfigError: The path has another suffix, or `mode` is not a mode.
+        ValueMismatchError: When a run begins: see `Model.to_keras`.
     """
 
     def __init__(
@@ -364,9 +565,7 @@ class ModelCheckpoint(Callback):
                 f"Expected a name that ends with .keras, found `{self._path}`."
             )
         self._model = model
-        self.monitor = monitor
-        self._is_rising = is_rising(monitor, mode)
-        self._history = History()
+        super().__init__(monitor, mode)
 
     @override
     def __repr__(self) -> str:
@@ -375,22 +574,10 @@ class ModelCheckpoint(Callback):
 
     @override
     def on_start(self, history: History) -> None:
+        super().on_start(history)
         check_place(self._path)
-        # A layer that cannot be made again is told before the run, not after a round.
+        # Refuse a layer that cannot be made again before the run, not after a round.
         self._model.to_keras(self._model.initial_weights())
-        self._history = history
-
-    @override
-    def on_round(self, record: RoundRecord) -> None:
-        self._history = self._history.with_round(record)
-
-    @override
-    def needs_state(self, record: RoundRecord) -> bool:
-        *before, now = self._history.values(self.monitor)
-        if now is None or now != now:  # noqa: PLR0124 (a loss over no examples is NaN)
-            return False
-        known = [v for v in before if v is not None and v == v]  # noqa: PLR0124
-        return all(now > v if self._is_rising else now < v for v in known)
 
     @override
     def on_state(self, record: RoundRecord, state: Any) -> None:
@@ -399,22 +586,22 @@ class ModelCheckpoint(Callback):
 
 
 class MLflow(Callback):
-    """Logs each number of a round as a metric of one run of MLflow.
+    """Logs each number of a round as a metric of one MLflow run.
 
-    A run that is resumed goes on in the latest run of its name in the experiment.
+    A resumed run continues the latest MLflow run of its name in the experiment.
 
     Args:
-        run_name: of the run there.
-        experiment: made if it is not there.
-        tracking_uri: of a server, as "http://localhost:5000", or of a file, as
-            "sqlite:///mlflow.db"; None: as MLflow is configured, by default that file.
-            A folder, "file:///runs", takes MLFLOW_ALLOW_FILE_STORE=true in the
-            environment.
+        run_name: The name of the MLflow run.
+        experiment: The experiment, which is created if it does not exist.
+        tracking_uri: The URI of a server, such as "http://localhost:5000", or of a
+            file, such as "sqlite:///mlflow.db". A folder, such as "file:///runs", needs
+            MLFLOW_ALLOW_FILE_STORE=true in the environment. None: the URI that MLflow
+            is configured with.
 
     Raises:
-        UserError: mlflow is not installed; mlflow-skinny with alembic and sqlalchemy,
-            as the extra brings them, is enough.
-        ConfigError: MLflow cannot keep runs at `tracking_uri`.
+        UserError: mlflow is not installed. mlflow-skinny with alembic and sqlalchemy,
+            as in the extra, is enough.
+        ConfigError: MLflow cannot store runs at `tracking_uri`.
     """
 
     def __init__(
@@ -423,7 +610,7 @@ class MLflow(Callback):
         experiment: str = "Default",
         tracking_uri: str | None = None,
     ) -> None:
-        mlflow = import_extra("mlflow", "mlflow", "callbacks.MLflow")
+        mlflow = import_extra("mlflow", "callbacks.MLflow")
         self._client = _open(mlflow, tracking_uri)
         self._run_name = run_name
         self._experiment = experiment
@@ -469,7 +656,6 @@ class MLflow(Callback):
 
 
 def _open(mlflow: Any, tracking_uri: str | None) -> Any:
-    """Return a client of a place for runs."""
     try:
         return mlflow.MlflowClient(tracking_uri)
     except mlflow.MlflowException as error:
@@ -477,32 +663,32 @@ def _open(mlflow: Any, tracking_uri: str | None) -> Any:
         raise errors.ConfigError(
             f"Expected a place where MLflow can keep runs, found `{where}`"
             f" ({errors.describe(str(error))}): pass the `tracking_uri` of a server,"
-            ' such as "http://localhost:5000", or "sqlite:///mlflow.db", which takes'
-            ' pip install "ray-fed[mlflow]"; a folder takes'
+            ' such as "http://localhost:5000", or "sqlite:///mlflow.db" after'
+            f" `{install_command('mlflow')}`, or a folder with"
             " MLFLOW_ALLOW_FILE_STORE=true in the environment."
         ) from error
 
 
 class TensorBoard(Callback):
-    """Writes each number of a round as a scalar to a folder of TensorBoard's.
+    """Writes each number of a round as a scalar for TensorBoard.
 
-    A resumed run has TensorBoard drop what was logged after the round it goes on from.
+    When a run is resumed, TensorBoard drops the scalars of later rounds.
 
     Args:
-        log_dir: the folder.
+        log_dir: The folder of the logs.
 
     Raises:
         UserError: tensorboard is not installed.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        extra = "tensorboard", "callbacks.TensorBoard"
-        self._writers: Any = import_extra(
-            "tensorboard.summary.writer.event_file_writer", *extra
-        )
-        self._events: Any = import_extra("tensorboard.compat.proto.event_pb2", *extra)
-        self._summaries: Any = import_extra(
-            "tensorboard.compat.proto.summary_pb2", *extra
+        self._writers, self._events, self._summaries = (
+            import_extra(f"tensorboard.{module}", "callbacks.TensorBoard")
+            for module in (
+                "summary.writer.event_file_writer",
+                "compat.proto.event_pb2",
+                "compat.proto.summary_pb2",
+            )
         )
         self._log_dir = expand_home(log_dir)
         self._writer: Any = None
@@ -546,10 +732,10 @@ class WandB(Callback):
     """Logs each number of a round to one run of Weights and Biases.
 
     Args:
-        project: of the run there.
-        run_id: of the run; one that is resumed goes on under the same id.
-        mode: "online", or "offline" to sync later; None: as wandb is configured.
-        folder: for wandb's files; None: the working directory.
+        project: The project of the run.
+        run_id: The id of the run. A resumed run continues under the same id.
+        mode: "online", or "offline" to sync later. None: as wandb is configured.
+        folder: The folder for wandb's files. None: the working directory.
 
     Raises:
         UserError: wandb is not installed.
@@ -562,7 +748,7 @@ class WandB(Callback):
         mode: Literal["online", "offline"] | None = None,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._wandb = import_extra("wandb", "wandb", "callbacks.WandB")
+        self._wandb = import_extra("wandb", "callbacks.WandB")
         self._options: dict[str, Any] = {
             "project": project,
             "id": run_id,
@@ -578,7 +764,7 @@ class WandB(Callback):
     @override
     def on_start(self, history: History) -> None:
         self._run = self._wandb.init(resume="allow", **self._options)
-        # A step that was logged before a kill is told again: by its own axis it counts.
+        # With `round` as the axis, a round that is logged again does no harm.
         self._run.define_metric("*", step_metric="round")
 
     @override
@@ -588,4 +774,6 @@ class WandB(Callback):
     @override
     def on_end(self, history: History, reason: str) -> None:
         if self._run is not None:
-            self._run.finish(exit_code=1 if reason == "failed" else 0)
+            self._run.finish(
+                exit_code=0 if reason in ("finished", "stopped early") else 1
+            )

@@ -1,138 +1,78 @@
 """Saves a run beside its rounds: one save at a time, one state that waits for it.
 
     round r   r+1   r+2   r+3   r+4          rounds that are done
-    save r --------------> save r+3 ----->   what is saved meanwhile
+    save r --------------> save r+3 ----->   saves of their states
 
-A round that is done while another one is saved waits, and gives way to a later one: a
-resume wants the latest. So saving takes a bounded share of the time of short rounds.
+If a round ends while another one is saved, its state waits, and a later state replaces
+it, because a resume needs only the latest. So saving takes a bounded share of the time
+of short rounds.
 
-What makes a run the same run: compared before it is resumed.
+A run on disk or in an object store has these files:
 
-A run on disk or in an object store: what it is, and its latest rounds.
-
-run_N        what the run is: written anew at every start, before the first round,
-so that a place that cannot be written to is told at once
-round_N      the state after N rounds, with the history so far
-clients/     what clients keep: a round's state names the archives that it has
+run_N        the fingerprint of the run. It is written at every start, before the first
+             round, so that an error of the storage is raised at once
+history_N    the records of rounds. Each is written once, before its state
+round_N      the state after N rounds
+clients/     values of clients. The state of a round names the archives that it uses
 """
 
-import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
 import os
+import platform
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Self, TypeVar
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
 from ray_fed.learning.client_states import ClientId, Rows, SavedClientStates
-from ray_fed.learning.history import History, RoundRecord, from_json, to_json
+from ray_fed.learning.history import History, from_json, open_log, to_json
+from ray_fed.learning.run_fingerprint import check_same, say_how_to_take_over
 from ray_fed.observability import reprs
-from ray_fed.program import FileProgramStateManager
-from ray_fed.program.checkpoint_store import Versions, call_on_daemon, telling_storage
+from ray_fed.program.checkpoint_store import Versions, telling_storage
+from ray_fed.program.managers import name_values, restore_state
 
-_T = TypeVar("_T")
-
-_MEANINGS = {
-    "num_clients": "the number of clients",
-    "clients": "the clients, by their ids, or their numbers of elements and of rows",
-    "cohort_size": "`cohort_size`",
-    "seed": "`seed`",
-    "sampler": "the `sampler`, by its text",
-    "state_type": "the type of the process's state",
-    "next_type": "the type of the process's `next`",
-    "next_content": "what the process's `next` computes, by a hash of its graphs and of"
-    " numbers in them, such as a learning rate",
-    "config_seed": "`Config.seed`",
-    "clients_per_leaf": "`Config.clients_per_leaf`",
-    "evaluates": "whether there is `evaluate`, or its `evaluate_every`",
-}
-
-
-def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
-    """Refuse to resume another run.
-
-    Raises:
-        ConfigError: something differs; the message says what.
-    """
-    names = [n for n in {**saved, **found} if saved.get(n) != found.get(n)]
-    if not names:
-        return
-    told = "; ".join(
-        f"{_MEANINGS.get(name, name)}: {errors.describe(saved.get(name))} there,"
-        f" {errors.describe(found.get(name))} here"
-        for name in names
-    )
-    traced = ""
-    if "next_content" in names:
-        traced = (
-            " Another version of ray_fed, TensorFlow or Keras may trace other graphs of"
-            f" the same process. {_say_how_to_take_over(where)}"
-        )
-    raise errors.ConfigError(
-        f"Expected to resume the run in `{where}` as it was begun, found other"
-        f" arguments: {told}. Pass those, or another `storage_path`.{traced}"
-    )
-
-
-_FORMAT = 2
-
-
-def _say_how_to_take_over(where: str) -> str:
-    return (
-        "To begin anew with its model, pass another `storage_path` and its `state`, of"
-        f' `FileProgramStateManager({where!r}, "round_").load_latest({{"state":'
-        ' process.initialize(), "history": b""})` (with `"clients": b""` where clients'
-        " keep something)."
-    )
+_FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Where a run is after some rounds.
+    """The progress of a run after some rounds.
 
     Attributes:
-        state: of the server, as a call returned it, or plain.
-        records: of all rounds so far.
-        clients: what clients keep that changed since the one before that is saved.
+        state: The server's state, as a call returned it, or as plain values.
+        history: The records of all rounds so far.
+        clients: The values of clients that changed since the last `Reached` that was
+            passed to be saved, by client.
+        clock: The saved state of the clock of devices. None if the run has no clock.
+        live: The earlier states that running tasks of clients began with, by version.
     """
 
     state: Any
-    records: tuple[RoundRecord, ...] = ()
+    history: History = dataclasses.field(default_factory=History)
     clients: Rows = dataclasses.field(default_factory=dict[ClientId, bytes])
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedRun:
-    """What a run goes on from.
-
-    Attributes:
-        state: after its rounds; None before the first one is saved.
-        records: of these rounds.
-        first_number: of the call of its round 0; None where nothing was saved.
-    """
-
-    state: Any = None
-    records: Sequence[RoundRecord] = ()
-    first_number: int | None = None
+    clock: bytes | None = None
+    live: Mapping[int, Any] = dataclasses.field(default_factory=dict[int, Any])
 
 
 class RunStorage:
-    """Saves a run and loads it.
+    """Saves a run and loads it. One thread uses it at a time.
 
     Args:
-        path: a path or URI.
-        num_to_keep: states to keep, >= 1; None keeps all.
-        clients: what clients keep, none yet; None where they keep nothing.
+        path: A path or a URI of fsspec.
+        num_to_keep: The number of states to keep, >= 1. None: all.
+        clients: The store of clients' values, still empty. None if clients keep none.
 
     Raises:
-        UnsupportedError: it is none that fsspec can use here.
-        StorageError: it names an archive that cannot be opened.
+        UnsupportedError: fsspec cannot use the path here.
+        StorageError: The path names an archive that cannot be opened.
     """
 
     def __init__(
@@ -143,73 +83,127 @@ class RunStorage:
     ) -> None:
         self._where = os.fspath(path)
         self._clients, self._num_to_keep = clients, num_to_keep
-        self._archives: dict[str, Sequence[int]] = {}  # of each state that is kept
-        self._runs = FileProgramStateManager(path, "run_", 1)
-        self._rounds = FileProgramStateManager(path, "round_", num_to_keep or 0)
-        self._lock = asyncio.Lock()
-        self._note = "", 0  # what the run is, and the number of its start
-        self._encoded: list[bytes] = []
+        self._archives: dict[str, Sequence[int]] = {}  # by the rounds of each state
+        self._starts = Versions(path, "run_")
+        self._rounds = Versions(path, "round_")
+        self._log = open_log(path)
+        self._num_logged = 0  # rounds of the history whose records are in the log
+        self._start = 0
+        self._note: dict[str, Any] = {}  # fingerprint and owner of the run
+        self._lock = FolderLock(self._starts.local_path)
+        self._is_closed = False
+        self.start: str | None = None
+        """Digest of the saved run's first values. None: `initialize` returned them."""
         self.saved_rounds = -1
-        """Rounds that the latest saved state has; -1: none was saved."""
+        """The number of rounds of the latest saved state. -1: nothing was saved."""
 
-    async def open(
-        self, identity: Mapping[str, Any], state: Any, first_number: int
-    ) -> SavedRun:
-        """Return what is saved, and note that this run goes on from it.
+    def open(
+        self,
+        identity: Mapping[str, Any],
+        state: Any,
+        first_number: int,
+        start: str | None = None,
+    ) -> tuple[Reached | None, int]:
+        """Return the saved run, and note that this run continues it.
 
         Args:
-            identity: of this run.
-            state: its initial one: says what structure a state has.
-            first_number: of the call of round 0 where nothing is saved.
+            identity: The fingerprint of this run.
+            state: The initial state. Saved states are read in its structure.
+            first_number: The number of the call of round 0 if nothing is saved.
+            start: A digest of the values that the run begins with if nothing is saved,
+                or None for those of `initialize`.
+
+        Returns:
+            A pair of the saved run and the number of the call of its round 0. The saved
+            run is None if no round was saved.
 
         Raises:
-            ConfigError: what is saved is of another run.
-            StorageError: the place cannot be read or written.
-            StateFormatError: another version of ray_fed wrote what is saved.
-            SavedStateError: what is saved is damaged.
+            ConfigError: Another run is saved there.
+            StorageError: The place cannot be read or written, or another run saves
+                there now.
+            StateFormatError: Another version of ray_fed saved the run.
+            SavedStateError: The saved run is damaged.
         """
-        content, starts = await self._runs.load_latest("")
-        first = first_number
-        saved = SavedRun()
-        if content is not None:
-            found = self._parse(content)
-            check_same(found["identity"], identity, self._where)
-            first = int(found["first_number"])
-            saved = SavedRun(first_number=first)
-        structure = {"state": state, "history": b""}
-        if self._clients is not None:
-            structure["clients"] = b""
-        loaded, rounds = await self._rounds.load_latest(structure)
-        if loaded is not None:
-            if content is None:
-                raise errors.SavedStateError(
-                    f"Expected `{self._where}` to say what run its states are of, found"
-                    " no such file: name another `storage_path`."
-                )
-            records = from_json(loaded["history"], self._where)
-            saved = SavedRun(loaded["state"], records, first)
-            if self._clients is not None:
-                self._archives = json.loads(loaded["clients"])
-            self.saved_rounds = rounds
+        if not self._lock.take():
+            raise self._taken(self._read_note()[0] or {})
+        noted, starts = self._read_note()
+        if noted is not None:
+            check_same(noted["identity"], identity, self._where)
+            first_number = int(noted["first_number"])
+            start = noted.get("start")
+        saved = self._load(state, is_noted=noted is not None)
+        self._note = {
+            "format": _FORMAT,
+            "identity": identity,
+            "first_number": first_number,
+            "start": start,
+            "token": uuid.uuid4().hex,
+            "runs": f"the process {os.getpid()} on {platform.node()}",
+        }
+        self.start = start
+        self._start = starts + 1 if noted is not None else 0
+        self._write_note()
+        if self._is_closed:  # meanwhile: nobody waited
+            self._lock.release()
+        return saved, first_number
+
+    def _load(self, structure: Any, *, is_noted: bool) -> Reached | None:
+        """Return the latest state whose rounds all have whole records."""
+        versions = self._rounds.find()
+        if versions and not is_noted:
+            raise errors.SavedStateError(
+                f"Expected `{self._where}` to say what run its states are of, found no"
+                " such file: name another `storage_path`."
+            )
+        lines = self._log.read() if versions else []
+        records = from_json(lines)
+        num_rounds = records[-1].round if records else 0
+        if versions and num_rounds < versions[0]:
+            raise errors.SavedStateError(
+                f"Expected the records of at least {versions[0]} rounds in"
+                f" `{self._log.where}`, found {num_rounds} that are whole: pass another"
+                f" `storage_path`. {say_how_to_take_over(self._where)}"
+            )
+        if versions and num_rounds < versions[-1]:
+            _logger.warning(
+                "The records after round %d in `%s` are damaged: the run goes on from"
+                " a state before.",
+                num_rounds,
+                self._log.where,
+            )
+        values, rounds = self._rounds.read_latest(at_most=num_rounds)
+        archives = json.loads(values.pop("clients", b"{}")) if values else {}
         if self._clients is not None:  # what was lost before a first save goes, too
-            numbers = self._archives.get(str(rounds), ())
+            self._archives = archives
             try:
-                await call_on_daemon(self._clients.read_archives, numbers)
+                self._clients.read_archives(archives.get(str(rounds), ()))
             except errors.SavedStateError as error:
                 error.add_note(
                     f"The state after {rounds} rounds in `{self._where}` needs it: move"
                     " that away to resume from the one before."
                 )
                 raise
-        noted = {"format": _FORMAT, "identity": identity, "first_number": first}
-        next_start = starts + 1 if content is not None else 0
-        self._note = json.dumps(noted), next_start
-        await self._runs.save(*self._note)
-        return saved
+        history = History(record for record in records if record.round <= rounds)
+        self._log.resume(lines[: len(history)])
+        self._num_logged = len(history)
+        if values is None:
+            return None
+        self.saved_rounds = rounds
+        where = self._rounds.where(rounds)
+        clock = values.pop("clock", None)
+        versions = json.loads(values.pop("live", b"[]"))
+        names = ["state", *(f"live_{version}" for version in versions)]
+        found = restore_state(values, dict.fromkeys(names, structure), where)
+        live = {version: found[f"live_{version}"] for version in versions}
+        return Reached(found["state"], history, clock=clock, live=live)
 
-    def _parse(self, content: Any) -> dict[str, Any]:
+    def _read_note(self) -> tuple[dict[str, Any] | None, int]:
+        """Return the note of the last start of a run, or None, and its number."""
+        values, number = self._starts.read_latest()
+        if values is None:
+            return None, 0
         try:
-            found = dict(json.loads(content))
+            found = dict(json.loads(values[""]))
             known = found["format"]
         except (ValueError, TypeError, KeyError) as error:
             raise errors.SavedStateError(
@@ -220,79 +214,163 @@ class RunStorage:
             raise errors.StateFormatError(
                 f"Expected a run of format {_FORMAT} in `{self._where}`, found format"
                 f" {errors.describe(known)}: resume it with the version of ray_fed that"
-                f" wrote it. {_say_how_to_take_over(self._where)}"
+                f" wrote it. {say_how_to_take_over(self._where)}"
             )
-        return found
+        return found, number
 
-    async def save(self, reached: Reached) -> None:
-        """Save where a run is after at least one round, unless that is saved.
+    def _write_note(self) -> None:
+        self._starts.write_and_keep(self._start, {"": json.dumps(self._note)}, 1)
+
+    def _taken(self, noted: Mapping[str, Any]) -> errors.StorageError:
+        who = noted.get("runs", "another thread or process")
+        return errors.StorageError(
+            f"Expected to be the only run that saves in `{self._where}`, found that"
+            f" another one does, in {who}: wait until it ends, or pass another"
+            " `storage_path`. What it saved is left as it is."
+        )
+
+    def save(self, reached: Reached) -> None:
+        """Save the progress of a run, unless it is saved already.
 
         Args:
-            reached: with a plain state.
+            reached: The progress, with at least one round and with plain states.
 
         Raises:
-            StorageError: it cannot be written.
-            ValueMismatchError: a value is of a kind that cannot be saved.
+            StorageError: It cannot be written, or another run began in its place.
+            ValueMismatchError: A value has a type that cannot be saved.
         """
-        async with self._lock:
-            records = reached.records
-            rounds = records[-1].round_index + 1
-            if rounds == self.saved_rounds:
-                return
-            await self._note_again()
-            # Rounds are only ever added: each is encoded once.
-            self._encoded += map(to_json, records[len(self._encoded) :])
-            history = b",\n".join(self._encoded[: len(records)])
-            content = {"state": reached.state, "history": b"[" + history + b"]"}
-            if self._clients is not None:
-                content["clients"] = await self._save_clients(self._clients, rounds)
-            await self._rounds.save(content, rounds)
-            self.saved_rounds = rounds
-            if self._clients is not None and self._num_to_keep is not None:
-                keep = {each for kept in self._archives.values() for each in kept}
-                await call_on_daemon(self._clients.collect, keep)
-
-    async def _note_again(self) -> None:
-        """Say anew what the run is, where the folder was removed since it began.
-
-        Raises:
-            StorageError: what clients have kept was removed with it.
-        """
-        if await self._runs.get_versions():
+        rounds = reached.history[-1].round
+        if rounds == self.saved_rounds:
             return
+        self._check_place()
+        live = {f"live_{version}": state for version, state in reached.live.items()}
+        content = name_values({"state": reached.state, **live})
+        if reached.clock is not None:
+            content["clock"] = reached.clock
+            content["live"] = json.dumps(list(reached.live)).encode()
         if self._clients is not None:
-            raise errors.StorageError(
-                f"Expected what this run saved in `{self._where}`, found it removed,"
-                " and what clients kept with it: run again with another `storage_path`."
-            )
-        await self._runs.save(*self._note)
+            content["clients"] = self._save_clients(self._clients, rounds)
+        # Records first: a state whose rounds have none would be of no use.
+        self._log.append(map(to_json, reached.history[self._num_logged :]))
+        try:
+            self._rounds.write_and_keep(rounds, content, self._num_to_keep)
+        except BaseException:
+            self._log.undo()
+            raise
+        self._num_logged, self.saved_rounds = len(reached.history), rounds
+        if self._clients is not None and self._num_to_keep is not None:
+            self._clients.collect({n for kept in self._archives.values() for n in kept})
 
-    async def _save_clients(self, clients: SavedClientStates, rounds: int) -> bytes:
-        """Save what clients have; return what states name as theirs, as JSON."""
-        self._archives[str(rounds)] = await call_on_daemon(clients.write_archives)
+    def _check_place(self) -> None:
+        """Raise if another run began here; begin anew if the folder was removed.
+
+        Raises:
+            StorageError: Another run began, or values of clients were removed.
+        """
+        starts = self._starts.find()
+        if not starts:
+            if self._clients is not None:
+                raise errors.StorageError(
+                    f"Expected what this run saved in `{self._where}`, found it"
+                    " removed, and what clients kept with it: run again with another"
+                    " `storage_path`."
+                )
+            self._lock.take()
+            self._write_note()
+            self._log.resume([])
+            self._num_logged = 0
+        elif not self._lock.is_held or starts[-1] != self._start:
+            noted = self._read_note()[0] or {}
+            if noted.get("token") != self._note["token"]:
+                raise self._taken(noted)
+
+    def _save_clients(self, clients: SavedClientStates, rounds: int) -> bytes:
+        """Save the values of clients, and return the archives of each state as JSON."""
+        self._archives[str(rounds)] = clients.write_archives()
         # One more than the states: the oldest goes once the new one is there.
         for old in list(self._archives)[: -1 - (self._num_to_keep or 0)]:
             del self._archives[old]
         return json.dumps(self._archives).encode()
 
     def add_clients(self, changed: Rows) -> None:
-        """Have the next save, be it this one or a later, write what changed."""
+        """Add changed values of clients, which the next save writes."""
         if self._clients is not None:
             self._clients.add_unsaved(changed)
 
+    def close(self) -> None:
+        """Release the lock, so that another run can save here."""
+        self._is_closed = True
+        self._lock.release()
 
-def list_runs(path: str) -> dict[str, str]:
-    """Return what runs are saved at a place, and in its folders, by their paths.
+
+class FolderLock:
+    """A lock on a folder of this machine, which ends with this process.
+
+    The folder itself is locked (`flock`), so a killed program leaves no lock behind.
+    Folders on other machines, and on file systems that cannot lock, are not locked.
 
     Args:
-        path: a `storage_path`, or a folder of these.
+        path: The folder. None if it is not on a file system of this machine.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder is locked by this object."""
+        return self._descriptor is not None
+
+    def take(self) -> bool:
+        """Make the folder and lock it; return False if another one has the lock."""
+        self.release()
+        if self._path is None:
+            return True
+        with contextlib.suppress(OSError):  # a later write says why
+            os.makedirs(self._path, exist_ok=True)  # noqa: PTH103
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                return not isinstance(error, BlockingIOError)
+            self._descriptor = descriptor
+            # A forked process that outlives this one would hold the lock.
+            _locks.add(self)
+        return True
+
+    def release(self) -> None:
+        """Release the lock, if this object has it."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+_locks: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    for lock in list(_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_all)
+
+
+def list_runs(path: str) -> dict[str, str]:
+    """Return descriptions of the runs at a place, and in its folders, by path.
+
+    Args:
+        path: A `storage_path`, or a folder that contains such paths.
 
     Returns:
-        Of each run a line: rounds, metrics, size, states; or why it cannot be read.
+        One line for each run, sorted by path: rounds, metrics, size and states, or why
+        it cannot be read.
 
     Raises:
-        ConfigError: none is saved there.
-        StorageError: the place cannot be read.
+        ConfigError: No run is saved there.
+        StorageError: The place cannot be read.
     """
     system, root = opening.locate(opening.expand_home(path))
     found = list[Any]()
@@ -344,100 +422,49 @@ def _describe_saved(place: str) -> str:
 _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 _POLL_S = 0.1
-"""How soon `finish` sees that there is less time."""
-
-
-_JOIN_S = 2.0
-
-
-class IoThread:
-    """Runs coroutines; a context manager, whose end cancels those that still run."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._is_closed = False
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="ray_fed run, I/O", daemon=True
-        )
-        self._thread.start()
-
-    def submit(
-        self, coroutine: Coroutine[Any, Any, _T]
-    ) -> concurrent.futures.Future[_T]:
-        """Start a coroutine.
-
-        Raises:
-            ContextStateError: the run has ended.
-        """
-        if self._is_closed:
-            coroutine.close()
-            raise errors.ContextStateError(
-                "Expected a run that goes on, found it ended: what was to follow its"
-                " last round came too late."
-            )
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of a coroutine."""
-        return self.submit(coroutine).result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._is_closed = True
-        asyncio.run_coroutine_threadsafe(_end_loop(), self._loop)
-        self._thread.join(_JOIN_S)
-        if not self._thread.is_alive():
-            self._loop.close()
-
-
-async def _end_loop() -> None:
-    """Cancel all other tasks, then stop this thread's loop."""
-    loop = asyncio.get_running_loop()
-    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    loop.call_soon(loop.stop)
+"""How often `finish` asks how much time is left, in seconds."""
 
 
 class Checkpoints:
-    """Saves the latest of the states that it is given.
+    """Saves the latest of the states that it is given, on a thread of its own.
 
     Args:
-        storage: takes them; None saves nothing.
-        io: runs what saves; not owned.
-        fetch: reads a state into this process.
-        spacing_s: from the beginning of a save to that of the next; None: each state is
-            saved, and `add` waits for room.
+        storage: The storage of the run, which `close` closes. None: nothing is saved.
+        read: Reads a state into this process, as plain values.
+        spacing_s: The least seconds between the beginnings of two saves, >= 0. None:
+            each state is saved, and `add` waits until the state before is being saved.
     """
 
     def __init__(
         self,
         storage: RunStorage | None,
-        io: IoThread,
-        fetch: Callable[[Any], Awaitable[Any]],
+        read: Callable[[Any], Any],
         *,
         spacing_s: float | None,
     ) -> None:
         self._storage = storage
-        self._io = io
-        self._fetch = fetch
+        self._read = read
         self._spacing_s = spacing_s
         self._saves_each = spacing_s is None
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards what follows
         self._waiting: Reached | None = None
-        self._saving: concurrent.futures.Future[None] | None = None
+        self._is_saving = self._is_hurried = self._is_closed = False
         self._error: BaseException | None = None
-        self._hurries = threading.Event()
+        if storage is not None:
+            # A daemon: a program whose storage hangs does not wait for it.
+            threading.Thread(
+                target=self._run,
+                args=(storage,),
+                name="ray_fed run, saves",
+                daemon=True,
+            ).start()
 
     def add(self, reached: Reached) -> None:
-        """Have a state saved soon; of several, the latest one.
+        """Save a state soon. If several states wait, only the latest is saved.
 
         Raises:
-            StorageError: a state before could not be saved; this one is not tried.
-            ValueMismatchError: it held a value that cannot be saved.
+            StorageError: An earlier state could not be saved. This state is not saved.
+            ValueMismatchError: An earlier state has a value that cannot be saved.
         """
         if self._storage is None:
             return
@@ -449,40 +476,41 @@ class Checkpoints:
                 changed = {**self._waiting.clients, **reached.clients}
                 reached = dataclasses.replace(reached, clients=changed)
             self._waiting = reached
-            if self._saving is None:
-                self._saving = self._io.submit(self._save_all(self._storage))
+            self._changed.notify_all()
 
     def finish(
         self, reached: Reached, find_time_left: Callable[[], float | None]
     ) -> None:
-        """Save the last state, and wait for it; log where it takes too long.
+        """Save the last state and wait for it. Log a warning if it takes too long.
 
-        `find_time_left` returns for how many seconds to wait, None: as long as it
-        takes. Where there is a limit, a state that waits gives way to this one.
+        `find_time_left` returns the seconds to wait, or None for no limit. If there is
+        a limit, this state replaces a state that waits.
 
         Raises:
-            StorageError: it cannot be saved.
-            ValueMismatchError: it holds a value that cannot be saved.
+            StorageError: The state cannot be saved.
+            ValueMismatchError: The state has a value that cannot be saved.
         """
-        if self._storage is None or not reached.records:
+        if self._storage is None or not reached.history:
             return
-        self._hurries.set()
         with self._changed:
+            self._is_hurried = True
+            self._changed.notify_all()
             while self._saves_each and self._waiting is not None:
                 self._changed.wait(_POLL_S)
                 self._saves_each = find_time_left() is None
             self._error = None  # the last state is tried in any case
-        self.add(reached)
-        with self._changed:
-            saving = self._saving
-        if saving is not None and not _ends(saving, find_time_left):
-            _logger.warning(
-                "The state after %d rounds was not saved in time; the one of %d"
-                " rounds is there.",
-                reached.records[-1].round_index + 1,
-                self._storage.saved_rounds,
-            )
-        with self._changed:
+            self.add(reached)
+            while self._is_saving or self._waiting is not None:
+                left = find_time_left()
+                if left is not None and left <= 0:
+                    _logger.warning(
+                        "The state after %d rounds was not saved in time; the one of %d"
+                        " rounds is there.",
+                        reached.history[-1].round,
+                        self._storage.saved_rounds,
+                    )
+                    break
+                self._changed.wait(_POLL_S if left is None else min(left, _POLL_S))
             self._raise_error()
 
     def _raise_error(self) -> None:
@@ -490,36 +518,39 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    async def _save_all(self, storage: RunStorage) -> None:
+    def _run(self, storage: RunStorage) -> None:
         while (reached := self._take()) is not None:
             begun = time.monotonic()
             storage.add_clients(reached.clients)
             try:
-                state = await self._fetch(reached.state)
-                await storage.save(dataclasses.replace(reached, state=state))
+                state = self._read(reached.state)
+                live = {n: self._read(each) for n, each in reached.live.items()}
+                storage.save(dataclasses.replace(reached, state=state, live=live))
             except Exception as error:  # noqa: BLE001 (raised by the next call)
                 with self._changed:
                     self._error = error
-            if self._spacing_s is not None:
-                left = begun + self._spacing_s - time.monotonic()
-                await call_on_daemon(self._hurries.wait, max(0.0, left))
+            with self._changed:
+                until = begun + (self._spacing_s or 0.0)
+                left = until - time.monotonic()
+                self._changed.wait_for(lambda: self._is_hurried, max(0.0, left))
+        storage.close()
 
     def _take(self) -> Reached | None:
+        """Wait for a state and return it. Return None after `close`."""
         with self._changed:
+            self._is_saving = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_closed or self._waiting is not None)
             taken, self._waiting = self._waiting, None
-            if taken is None:
-                self._saving = None
+            self._is_saving = taken is not None
             self._changed.notify_all()
             return taken
 
-
-def _ends(
-    saving: concurrent.futures.Future[None], find_time_left: Callable[[], float | None]
-) -> bool:
-    """Wait for a save while there is time, and return whether it ended."""
-    while not saving.done():
-        left = find_time_left()
-        if left is not None and left <= 0:
-            return False
-        concurrent.futures.wait([saving], _POLL_S if left is None else left)
-    return True
+    def close(self) -> None:
+        """Close the storage, once a save that still runs has ended."""
+        with self._changed:
+            self._is_hurried = self._is_closed = True
+            self._waiting = None
+            self._changed.notify_all()
+            if self._storage is not None and not self._is_saving:
+                self._storage.close()

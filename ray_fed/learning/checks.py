@@ -1,11 +1,63 @@
 """What users hand in: checked once, where it comes in."""
 
+import importlib
 import math
 import numbers
-from collections.abc import Callable
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray_fed.errors as errors
+from ray_fed.language.type_checks import read_whole
+
+
+def check_keras_backend() -> None:
+    """Raise unless Keras computes with TensorFlow.
+
+    Raises:
+        UserError: Keras has another backend, whether or not that is installed.
+    """
+    try:
+        backend = importlib.import_module("keras").config.backend()
+    except ImportError as error:
+        backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+        if backend == "tensorflow":
+            raise
+        raise _backend_error(backend) from error
+    if backend != "tensorflow":
+        raise _backend_error(backend)
+
+
+def _backend_error(backend: str) -> errors.UserError:
+    return errors.UserError(
+        f"Expected Keras with TensorFlow as its backend, found `{backend}`: ray_fed"
+        " computes with TensorFlow, so set `KERAS_BACKEND=tensorflow` before Keras is"
+        " imported, or change `backend` in `~/.keras/keras.json`."
+    )
+
+
+def join_metrics(*parts: tuple[str, Any]) -> "OrderedDict[str, Any]":
+    """Return the metrics of several owners in one dictionary.
+
+    Args:
+        *parts: Pairs of an owner, as errors name it, and its metrics by name, if any.
+
+    Raises:
+        ValueMismatchError: Two owners have metrics of one name.
+    """
+    joined: OrderedDict[str, Any] = OrderedDict()
+    owners: dict[str, str] = {}
+    for owner, metrics in parts:
+        for name, value in (metrics or {}).items():
+            if name in joined:
+                raise errors.ValueMismatchError(
+                    "Expected metrics of different names, found one named"
+                    f" `{name}` of {owners[name]} and one of {owner}: give one of them"
+                    " another name, a metric of Keras by its `name=`."
+                )
+            joined[name], owners[name] = value, owner
+    return joined
 
 
 def expect_object(value: object, cls: type, example: str) -> None:
@@ -37,6 +89,14 @@ def expect_kind(name: str, value: object, *classes: type) -> None:
         )
 
 
+def expect_one_of(name: str, value: object, legal: Sequence[str]) -> None:
+    """Raise ConfigError unless a setting is one of some texts."""
+    if not isinstance(value, str) or value not in legal:
+        raise errors.ConfigError(
+            f"Expected `{name}` to be one of {list(legal)}, found `{value}`."
+        )
+
+
 def check_number(
     name: str, value: Any, fits: Callable[[float], bool], wanted: str
 ) -> None:
@@ -60,22 +120,6 @@ def check_number(
 def check_positive(name: str, value: Any) -> None:
     """Raise unless a value is a finite number above 0; see `check_number`."""
     check_number(name, value, lambda number: number > 0, "above 0 and finite")
-
-
-def read_whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return a value that is a whole number in a range.
-
-    Raises:
-        ConfigError: it is no whole number, or out of the range.
-    """
-    is_whole = not isinstance(value, bool) and isinstance(value, numbers.Integral)
-    if not is_whole or int(value) < least or (most is not None and int(value) > most):
-        within = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise errors.ConfigError(
-            f"Expected `{name}` as a whole number {within}, found"
-            f" {errors.describe(value)}."
-        )
-    return int(value)
 
 
 def read_whole_or_none(name: str, value: Any, least: int) -> int | None:

@@ -1,22 +1,27 @@
-"""What belongs to clients over rounds: in memory up to a bound, the rest in a file.
+"""Values that clients keep between rounds, in memory up to a bound and then in a file.
 
     take(ids) --> values of a cohort --> process.next --> put(ids, values)
 
-A client's value is a row of bytes of one size. Where a run is saved, each checkpoint
-writes the rows that changed as one archive of `program.checkpoint_store`, and names all
-archives with rows that count: of several with a client's row, the one written last.
+A client's value is a row of bytes of fixed size. When a run is saved, each checkpoint
+writes the changed rows as one archive of `program.checkpoint_store`. The checkpoint
+names all archives that have current rows. If several have a client's row, the latest
+archive counts.
 
-    clients/7.zip, clients/9.zip    what round_12.zip names, or all_1.zip of `save`
+    clients/7.zip, clients/9.zip    named by round_12.zip, or by all_1.zip of `save`
 """
+
+# pyright: reportPrivateUsage=false
 
 import concurrent.futures
 import functools
+import hashlib
+import logging
 import os
 import tempfile
 import weakref
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import IO, Any, Self
 
@@ -27,9 +32,13 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
+from ray_fed.data import NamedClients
+from ray_fed.data.arguments import expect_ids
 from ray_fed.files.opening import expand_home
-from ray_fed.learning.checks import read_whole
+from ray_fed.language.type_checks import read_whole
 from ray_fed.program.checkpoint_store import Versions, telling_storage
+
+_logger = logging.getLogger("ray_fed.learning.run_loop")
 
 ClientId = str | int
 Rows = Mapping[ClientId, bytes]
@@ -252,32 +261,31 @@ _ALL = "all_"
 
 
 class ClientStates:
-    """Values of clients by id: numpy arrays in one structure for all of them.
+    """Values of clients by id: NumPy arrays in the same structure for all clients.
 
-    Not safe for several threads at once. Equal calls leave equal values, however much
-    is in memory.
+    It is not safe for several threads at once. The results do not depend on the bound
+    of memory.
 
     Args:
-        initial: of a client that has put none, such as
+        initial: The value of a client before its first `put`, such as
             `process.initial_client_state`.
-        path: a folder of this machine for what does not fit: a file there without a
-            name, which ends with these values or the process. None: all stays in
-            memory.
-        memory_bytes: of values in memory, >= those of a cohort; Python's own objects
-            come on top, about 300 bytes for each client.
+        path: A folder of this machine for values beyond `memory_bytes`. They are in an
+            unnamed file there, which disappears with this object or the process. None:
+            all values stay in memory.
+        memory_bytes: The bound of the values in memory, at least the size of a cohort's
+            values. Python's objects take about 300 bytes more for each client.
 
     Attributes:
-        max_memory_bytes: `memory_bytes`.
+        max_memory_bytes: The value of `memory_bytes`.
 
     Raises:
-        ConfigError: `memory_bytes` is too small for a value, or `path` is of another
-            machine.
+        ConfigError: `memory_bytes` is too small for one value, or `path` is a URI.
     """
 
     def __init__(
         self, initial: Any, path: str | None = None, *, memory_bytes: int = 2**28
     ) -> None:
-        self._initial = tf.nest.map_structure(np.asarray, initial)
+        self._initial = tf.nest.map_structure(_lock, initial)
         arrays: list[NDArray[Any]] = tf.nest.flatten(self._initial)
         self._types = [(array.dtype, array.shape) for array in arrays]
         self._sizes = [(array.size, array.nbytes) for array in arrays]
@@ -296,7 +304,8 @@ class ClientStates:
                 f"Expected a folder of this machine as `path`, found `{path}`: values"
                 " that memory has no room for are read in every round."
             )
-        self._places: dict[Any, int] | None = None
+        self._ids: Sequence[Any] | None = None
+        self._places: dict[Any, int] = {}
         self._rows: OrderedDict[ClientId, bytes] = OrderedDict()
         self._spilled = (
             None if path is None else _SpillFile(expand_home(path), self._row_bytes)
@@ -307,56 +316,96 @@ class ClientStates:
         return f"<states of {len(self)} clients, {self.memory_bytes} bytes in memory>"
 
     def __len__(self) -> int:
-        """Return how many clients have put a value."""
+        """Return the number of clients with a value."""
         return len(self.ids)
 
     @property
     def ids(self) -> list[ClientId]:
-        """The clients that have put a value, in no order that can be relied on."""
+        """The ids of the clients with a value, in no particular order."""
         spilled = () if self._spilled is None else self._spilled.clients
-        return list(dict.fromkeys([*self._rows, *spilled]))
+        keys: list[Any] = list(dict.fromkeys([*self._rows, *spilled]))
+        return self._ids_of(keys)
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of values that are in memory now."""
+        """The current size of the values in memory."""
         return len(self._rows) * self._row_bytes
 
     @tracebacks.shorten
-    def take(self, client_ids: Iterable[ClientId]) -> list[Any]:
-        """Return the values of clients, in the order of their ids.
+    def take(self, client_ids: Iterable[ClientId]) -> NamedClients:
+        """Return the values of clients, in the order of the given ids.
+
+        The result is a list that knows these ids. A computation that takes it together
+        with `ClientData` refuses other clients, or another order.
 
         Args:
-            client_ids: any; a client that put no value, such as one whose id is new,
-                has the initial value. `ids` says who put one. In those of a run:
-                indices in its `data`, or ids of clients there that are no numbers.
+            client_ids: The ids of clients. A client without a value has the initial
+                one. The client states of a run have the ids of its `data`, or indices
+                if its clients have no ids. An integer that is not an id in `data` is
+                read as an index, with a warning.
 
         Raises:
-            ConfigError: a run had no such client.
-            StorageError: values in the file cannot be read.
-            SavedStateError: these are damaged.
+            ConfigError: The run had no client of this id, or an id is a bool or a
+                float although the clients have other ids.
+            StorageError: Values in the file cannot be read.
+            SavedStateError: Values in the file are damaged.
         """
-        rows = [self._find(self._place(client)) for client in client_ids]
+        client_ids = list(client_ids)
+        expect_ids(client_ids, self._places or ())
+        keys = self._keys_of(client_ids)
+        return NamedClients(self._take_keys(keys), self._ids_of(keys))
+
+    def _take_keys(self, keys: Iterable[ClientId]) -> list[Any]:
+        """Return the values of clients by their keys: in a run, indices in its data."""
+        rows = map(self._find, keys)
         return [self._initial if row is None else self._unpack(row) for row in rows]
 
-    def limit_to(self, clients: Sequence[Any]) -> None:
-        """Have values of some clients alone, by index, or by id where that is text."""
-        self._places = {client: index for index, client in enumerate(clients)}
+    def _limit_to(self, ids: Sequence[Any]) -> None:
+        """Store values by index in a run's data, and accept only its clients.
 
-    def _place(self, client: Any) -> ClientId:
-        places = self._places
-        if places is None:
-            return client
-        if isinstance(client, int | np.integer):  # an index, as in `ClientData`
-            if 0 <= client < len(places):
-                return int(client)
-        elif client in places:
-            return places[client]
-        names = [each for each in places if isinstance(each, str)]
-        raise errors.ConfigError(
-            "Expected an index in `data` of the run, from 0 to"
-            f" {len(places) - 1}, or the id of a client there, found"
-            f" {errors.describe(client)}.{errors.suggest(client, names)}"
-        )
+        Args:
+            ids: The id of each client of the run, by index. A client without an id has
+                its index.
+
+        Raises:
+            ConfigError: A client comes twice.
+        """
+        self._ids = ids
+        self._places = {client: index for index, client in enumerate(ids)}
+        if len(self._places) < len(ids):
+            twice = next(c for index, c in enumerate(ids) if self._places[c] != index)
+            raise errors.ConfigError(
+                "Expected each client once in `data`, as clients of this process keep"
+                f" values between rounds, found the id {errors.describe(twice)} twice."
+            )
+
+    def _ids_of(self, keys: Iterable[ClientId]) -> list[Any]:
+        return list(keys) if self._ids is None else [self._ids[int(k)] for k in keys]
+
+    def _keys_of(self, client_ids: Iterable[Any]) -> list[Any]:
+        """Return the keys of clients. An id takes precedence over an index."""
+        if self._ids is None:
+            return list(client_ids)
+        found: list[int] = []
+        for client in client_ids:
+            key = self._places.get(client) if isinstance(client, Hashable) else None
+            if key is None and isinstance(client, int | np.integer):
+                key = int(client) if 0 <= client < len(self._ids) else None
+                if key is not None:
+                    _logger.warning(
+                        "No client has the id %s: it is read as an index in `data` of"
+                        " the run, of the client %r. Pass the client's id.",
+                        client,
+                        self._ids[key],
+                    )
+            if key is None:
+                raise errors.ConfigError(
+                    f"Expected the id of one of the {len(self._ids)} clients in `data`"
+                    f" of the run, found {errors.describe(client)}."
+                    f"{errors.suggest(client, self._ids)}"
+                )
+            found.append(key)
+        return found
 
     def _find(self, client: ClientId) -> bytes | None:
         if client in self._rows:
@@ -365,34 +414,40 @@ class ClientStates:
         return None if self._spilled is None else self._spilled.read(client)
 
     def put(self, client_ids: Sequence[ClientId], values: Sequence[Any]) -> None:
-        """Keep new values of clients.
+        """Store new values of clients.
 
         Args:
-            client_ids: each once; see `take`.
-            values: one for each, of the initial value's structure, dtypes and shapes.
+            client_ids: The ids of the clients, each once; see `take`.
+            values: One value for each client, in the structure, dtypes and shapes of
+                the initial value.
 
         Raises:
-            ConfigError: a run had no such client.
-            ValueMismatchError: a value is of another kind, or an id comes twice.
-            CardinalityError: there is another number of values.
-            StorageError: values that memory has no room for cannot be written.
+            ConfigError: The run had no client of this id.
+            ValueMismatchError: A value has another structure or type, or an id comes
+                twice.
+            CardinalityError: The number of values differs.
+            StorageError: Values beyond the bound of memory cannot be written.
         """
         if len(client_ids) != len(values):
             raise errors.CardinalityError(
                 f"Expected a value for each of {len(client_ids)} clients, found"
                 f" {len(values)}."
             )
-        places = list(map(self._place, client_ids))
-        if len(set(places)) != len(places):
+        keys = self._keys_of(client_ids)
+        if len(set(keys)) != len(keys):
             raise errors.ValueMismatchError(
                 "Expected each client once, found an id that comes twice: one of its"
                 " values would be lost."
             )
-        rows = [self._pack(value) for value in values]  # all are checked first
-        self.put_rows(dict(zip(places, rows, strict=True)))
+        self._put_keys(keys, values)
 
-    def put_rows(self, rows: Rows) -> None:
-        """Keep values that are rows of bytes; the oldest ones leave memory for them."""
+    def _put_keys(self, keys: Sequence[ClientId], values: Sequence[Any]) -> None:
+        """Store new values of clients by their keys; see `_take_keys`."""
+        rows = [self._pack(value) for value in values]  # all are checked first
+        self._put_rows(dict(zip(keys, rows, strict=True)))
+
+    def _put_rows(self, rows: Rows) -> None:
+        """Store rows of bytes. The oldest rows are moved from memory to the file."""
         for client, row in rows.items():
             self._rows[client] = row
             self._rows.move_to_end(client)
@@ -402,34 +457,29 @@ class ClientStates:
             for client in oldest:
                 del self._rows[client]
 
-    def emptied(self, initial: Any) -> "ClientStates":
-        """Return another one without values, within the same bounds.
-
-        Args:
-            initial: its clients' initial value.
+    def _emptied(self, initial: Any) -> "ClientStates":
+        """Return client states without values, with the same bound.
 
         Raises:
-            ValueMismatchError: it is of another structure, dtype or shape than those of
-                these clients.
+            ValueMismatchError: `initial` has another structure, dtype or shape.
         """
         self._pack(initial)
         return ClientStates(initial, self._path, memory_bytes=self.max_memory_bytes)
 
-    def fill_from(self, other: "ClientStates") -> None:
-        """Put all values that another one has."""
+    def _fill_from(self, other: "ClientStates") -> None:
         for ids in _chunks(other.ids, _AT_ONCE):
             self.put(ids, other.take(ids))
 
     def save(self, folder: str) -> None:
-        """Write all values to a folder, over what was saved there.
+        """Write all values to a folder, and replace earlier saved values.
 
-        Until all are written, `load` returns what was saved there before.
+        Until all values are written, `load` returns the earlier ones.
 
         Args:
-            folder: of any file system that fsspec knows; these values' alone.
+            folder: A folder for these values alone, on any file system of fsspec.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: The values cannot be written.
         """
         archives = ClientArchives(folder, self._row_bytes)
         archives.begin()
@@ -437,7 +487,7 @@ class ClientStates:
         former = index.find()
         numbers: list[int] = []
         for ids in _chunks(self.ids, max(1, _ARCHIVE_BYTES // max(1, self._row_bytes))):
-            found = ((client, self._find(client)) for client in ids)
+            found = zip(ids, map(self._find, self._keys_of(ids)), strict=True)
             rows = {client: row for client, row in found if row is not None}
             numbers = archives.save(rows)
         described = {"archives": numbers, "arrays": self._described}
@@ -456,14 +506,15 @@ class ClientStates:
         """Return the values that `save` wrote.
 
         Args:
-            folder: that they were saved to.
-            initial: as of the class, of the kind that was saved.
-            path: as of the class.
-            memory_bytes: as of the class.
+            folder: The folder of `save`.
+            initial: The initial value, as for the class, with the saved structure.
+            path: As for the class.
+            memory_bytes: As for the class.
 
         Raises:
-            StorageError: they cannot be read.
-            SavedStateError: they are not there, damaged, or of another kind.
+            StorageError: The values cannot be read.
+            SavedStateError: The values are missing or damaged, or have another
+                structure.
         """
         states = ClientStates(initial, path, memory_bytes=memory_bytes)
         saved, _ = Versions(folder, _ALL).read_latest()
@@ -475,7 +526,7 @@ class ClientStates:
                 " value of `save`."
             )
         for rows in ClientArchives(folder, states._row_bytes).load(saved["archives"]):
-            states.put_rows(rows)
+            states._put_rows(rows)
         return states
 
     @property
@@ -483,7 +534,7 @@ class ClientStates:
         return [[dtype.str, list(shape)] for dtype, shape in self._types]
 
     def close(self) -> None:
-        """Remove what memory had no room for."""
+        """Remove the file of values beyond the bound of memory."""
         if self._spilled is not None:
             self._spilled.close()
 
@@ -520,6 +571,13 @@ class ClientStates:
         return self._nest(arrays)
 
 
+def _lock(value: Any) -> NDArray[Any]:
+    """Return a value as an array of its own that cannot be written to."""
+    array = np.array(value)
+    array.flags.writeable = False
+    return array
+
+
 def _build_nest(initial: Any) -> Callable[[list[NDArray[Any]]], Any]:
     """Return what packs arrays into the structure of a value."""
     if type(initial) in (list, tuple) and not any(map(tf.nest.is_nested, initial)):
@@ -546,12 +604,12 @@ class SavedClientStates(ClientStates):
         self._unsaved: dict[ClientId, bytes] = {}
 
     @override
-    def put_rows(self, rows: Rows) -> None:
-        super().put_rows(rows)
+    def _put_rows(self, rows: Rows) -> None:
+        super()._put_rows(rows)
         self._changed |= rows
 
     @override
-    def fill_from(self, other: ClientStates) -> None:
+    def _fill_from(self, other: ClientStates) -> None:
         for ids in _chunks(other.ids, _AT_ONCE):
             self.put(ids, other.take(ids))
             self._archives.save(self.take_changed())
@@ -567,7 +625,7 @@ class SavedClientStates(ClientStates):
             SavedStateError: they are damaged, or not there.
         """
         for rows in self._archives.load(numbers):
-            super().put_rows(rows)
+            super()._put_rows(rows)
 
     def take_changed(self) -> dict[ClientId, bytes]:
         """Return the rows that were put since the last call."""
@@ -600,11 +658,12 @@ class SavedClientStates(ClientStates):
 _MAX_NAMED = 10
 
 
-def check_client_states(given: object, initial: Any, num_clients: int) -> None:
+def check_client_states(given: object, initial: Any, ids: Sequence[Any]) -> None:
     """Raise unless a run can begin with values of clients.
 
     Raises:
-        ValueMismatchError: they are of another process, or of other clients.
+        ValueMismatchError: They are of another process, or of clients that have none of
+            the `ids` of the run's data.
     """
     if not isinstance(given, ClientStates):
         raise errors.ValueMismatchError(
@@ -612,24 +671,35 @@ def check_client_states(given: object, initial: Any, num_clients: int) -> None:
             f" {errors.describe(given)}."
         )
     try:
-        given.emptied(initial)
+        given._emptied(initial)
     except errors.ValueMismatchError as error:
         cause = str(error).rstrip(".")
         raise errors.ValueMismatchError(
             "Expected `client_states` of a run of this process, found those of another"
             f" one ({cause}): pass those of a result of this one."
         ) from error
-    known = range(num_clients)
-    unknown = [each for each in given.ids if isinstance(each, str) or each not in known]
+    known = frozenset(ids)
+    unknown = [each for each in given.ids if each not in known]
     if unknown:
-        shown = ", ".join(map(repr, unknown[:_MAX_NAMED]))
+        shown = ", ".join(map(errors.describe, unknown[:_MAX_NAMED]))
         others = f" and {len(unknown) - _MAX_NAMED} others" * (
             len(unknown) > _MAX_NAMED
         )
         raise errors.ValueMismatchError(
-            f"Expected `client_states` by index in `data`, from 0 to {num_clients - 1},"
-            f" found values of {shown}{others}: pass those of a run of these clients."
+            f"Expected `client_states` of clients in `data`, found values of {shown}"
+            f"{others}: pass those of a run of these clients."
+            f"{errors.suggest(unknown[0], ids)}"
         )
+
+
+def digest_client_states(states: ClientStates) -> str:
+    """Return a digest of all values and their ids, the same for equal ones."""
+    digest = hashlib.sha256()
+    for name, client in sorted((repr(client), client) for client in states.ids):
+        (key,) = states._keys_of([client])
+        check = zlib.crc32(states._find(key) or b"")
+        digest.update(f"{name} {check}\n".encode())
+    return digest.hexdigest()
 
 
 class RunClients:
@@ -654,7 +724,7 @@ class RunClients:
         """
         if self._states is None:
             return []
-        values = self._states.take(cohort)
+        values = self._states._take_keys(cohort)
         self._taken = round_index, cohort, values
         return [values]
 
@@ -670,7 +740,7 @@ class RunClients:
         if self._states is None or kept is None:
             return {}
         _, cohort, _ = self._taken
-        self._states.put(cohort, kept.result())
+        self._states._put_keys(cohort, kept.result())
         self._put = self._taken
         if isinstance(self._states, SavedClientStates):
             return self._states.take_changed()
@@ -685,4 +755,4 @@ class RunClients:
         """Put what clients had after some rounds, if one more round was put."""
         round_index, cohort, values = self._put
         if self._states is not None and round_index >= num_rounds:
-            self._states.put(cohort, values)
+            self._states._put_keys(cohort, values)

@@ -1,22 +1,22 @@
-"""A learning process put together from functions of TensorFlow, or from typed parts.
+"""Learning processes made from functions of TensorFlow.
 
-    state --send--> what clients get of it              (server to clients)
-            client: that, and their batches --> update, weight, totals
-            aggregator: updates and weights --> one update      (clients to server)
-            server: weights, state and update --> both anew     (server)
+    send         server state --> values for the clients
+    client       these values and a client's batches --> update, weight, totals
+    aggregator   updates and weights --> one update
+    server       weights, state and update --> new weights and new state
 
-Types come from tracing. Algorithms differ in these four; the order above, the metrics,
-and what broken updates and empty rounds do are written here.
+Types come from tracing. Algorithms differ in these four functions. This module has
+their order, the metrics, and the handling of broken updates and empty rounds.
 """
 
 # pyright: reportUnknownLambdaType=false
 
 import dataclasses
+import functools
 import inspect
-import math
 import typing
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import federated_language as fl
@@ -29,42 +29,52 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
+from ray_fed.language.trees import count_bytes, leaf_types
 from ray_fed.learning.aggregators.aggregator import (
+    Aggregation,
     Aggregator,
-    expect_aggregator,
+    Kept,
     inner_or_mean,
+    type_of_arrays,
 )
-from ray_fed.learning.checks import expect_kind
-from ray_fed.learning.models import Model, ModelWeights, expect_model
+from ray_fed.learning.checks import expect_kind, expect_one_of, join_metrics
+from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
 from ray_fed.learning.objectives import Totals
 from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec, server_step
 from ray_fed.learning.processes import (
+    ClientBytes,
     LearningProcess,
-    Part,
+    Paces,
     build_constants,
     build_initialize,
+    check_chosen,
 )
 from ray_fed.learning.tensors import is_finite, require
 from ray_fed.observability import reprs
+from ray_fed.tensorflow.graphs.identity import find_used_parameters
+from ray_fed.tensorflow.lowering.variables import shown_by_sums
 from ray_fed.tensorflow.tracing import convert
 
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
-    """What a round does with updates that are not finite, and without any example.
+    """The handling of updates that are not finite, and of rounds without examples.
+
+    New weights that are not finite always end a round with an error.
 
     Attributes:
-        non_finite: of a client's update that is infinite or not a number. "error": its
-            work fails, which ends the round with an error that names the client; or,
-            with `Config(max_dropped_clients=...)`, leaves the client out, named in the
-            report. "leave_out": it counts nothing, and is counted in the metric
-            `left_out`. New weights that are not finite always end the round.
-        empty_round: of a round without any example, or any client. "skip": weights and
-            optimizer stay as they are. "error": it ends with an error. A round with
-            noise is a round like others: that nobody was there stays hidden.
+        non_finite: What happens if a client's update has infinities or NaN. With
+            "error", the client's work fails. This ends the round with an error that
+            names the client, or drops the client within
+            `Config(max_dropped_clients=...)`. With "leave_out", the update has no
+            weight, and the metric `left_out` counts it.
+        empty_round: What happens in a round without examples. With "skip", weights and
+            server state stay as they are. With "error", the round ends with an error. A
+            round with noise is never treated as empty, so that it does not reveal that
+            nobody took part.
 
     Raises:
-        ConfigError: a field is none of these.
+        ConfigError: A field has another value.
     """
 
     non_finite: Literal["error", "leave_out"] = "error"
@@ -72,15 +82,11 @@ class Guards:
 
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(Guards).items():
-            value, legal = getattr(self, name), typing.get_args(kind)
-            if not isinstance(value, str) or value not in legal:
-                raise errors.ConfigError(
-                    f"Expected `{name}` to be one of {list(legal)}, found `{value}`."
-                )
+            expect_one_of(name, getattr(self, name), typing.get_args(kind))
 
 
 def require_finite(weights: ModelWeights) -> ModelWeights:
-    """Return weights, or fail: finite updates may have sums that are not."""
+    """Return weights that are checked in the graph. Sums of updates can overflow."""
     trainable = require(
         is_finite(weights.trainable),
         "Expected finite weights after the step of the server, found infinities or"
@@ -91,7 +97,7 @@ def require_finite(weights: ModelWeights) -> ModelWeights:
 
 
 def skip_empty(guards: Guards, counts: tf.Tensor, new: Any, old: Any) -> Any:
-    """Return what a round made, or what was there before where it had no example."""
+    """Return new values, or old ones if the round had no example."""
     if guards.empty_round == "error":
         flat = require(
             counts,
@@ -103,67 +109,50 @@ def skip_empty(guards: Guards, counts: tf.Tensor, new: Any, old: Any) -> Any:
     return tf.nest.map_structure(lambda n, o: tf.where(counts, n, o), new, old)
 
 
-class PartStates(NamedTuple):
-    """States of the parts that hold neither weights nor optimizer.
-
-    Attributes:
-        distribute: of what clients are sent.
-        client_work: of the clients' work, as the server keeps it.
-        aggregate: of the aggregation, such as a bound that adapts.
-    """
-
-    distribute: Any
-    client_work: Any
-    aggregate: Any
-
-
 class ServerState(NamedTuple):
-    """What the server keeps between rounds: numpy arrays where `next` returns it.
+    """The state of the server between rounds. `next` returns it with NumPy arrays.
 
     Attributes:
-        weights: of the model.
-        optimizer: state of the server's function; of federated averaging the variables
-            of the server's optimizer, in its own order.
-        round_index: i32[], rounds done so far.
-        parts: states of the other parts; empty structs where they have none.
+        weights: The weights of the model.
+        server: The state of the server's function, which `server_state` begins. In
+            federated averaging it is the variables of the server's optimizer, in the
+            optimizer's own order.
+        round_index: The number of rounds so far, i32[].
+        aggregator: The state of the aggregator, such as a bound that adapts.
     """
 
     weights: ModelWeights
-    optimizer: Any
+    server: Any
     round_index: Any
-    parts: Any = PartStates((), (), ())
+    aggregator: Any = ()
 
     @override
     def __repr__(self) -> str:
+        count = len(tf.nest.flatten(self.server))
         after = f"<server state after {self.round_index} rounds"
-        return f"{after}: {self.weights!r}, {len(self.optimizer)} of the optimizer>"
+        return f"{after}: {self.weights!r}, {count} values of the server>"
 
 
 class ServerView(NamedTuple):
-    """What clients can be sent of the server: all of it, unless `send` says less.
+    """The values of the server that clients receive, unless `send` returns fewer.
 
     Attributes:
-        weights: of the model.
-        optimizer: the state that the server keeps beside them; also called `state`.
-        round_index: i32[], rounds done so far.
+        weights: The weights of the model.
+        state: The state of the server's function, which `server_state` begins.
+        round_index: The number of rounds so far, i32[].
     """
 
     weights: ModelWeights
-    optimizer: Any
+    state: Any
     round_index: Any
-
-    @property
-    def state(self) -> Any:
-        """What the server keeps beside the weights, as `server_state` began it."""
-        return self.optimizer
 
 
 class Broadcast(NamedTuple):
-    """What `send_weights` sends to every client of a round.
+    """The values that `send_weights` sends to each client of a round.
 
     Attributes:
-        weights: to start from.
-        round_index: i32[], for a learning rate that follows a schedule.
+        weights: The weights to start from.
+        round_index: The round, i32[], for a learning rate that follows a schedule.
     """
 
     weights: ModelWeights
@@ -172,16 +161,16 @@ class Broadcast(NamedTuple):
 
 @tracebacks.shorten
 def send_weights(server: ServerView) -> Broadcast:
-    """Return what clients get that need no state of the server: a `send`."""
+    """A `send` for clients that do not need the server's state."""
     return Broadcast(server.weights, server.round_index)
 
 
 class Measured(NamedTuple):
-    """What is summed over clients for the metrics.
+    """The values that are summed over clients for the metrics.
 
     Attributes:
-        totals: of loss and metrics.
-        counts: i32[] each, by name; may be empty.
+        totals: The totals of loss and metrics.
+        counts: Counts by name, i32[] each.
     """
 
     totals: Totals
@@ -189,12 +178,12 @@ class Measured(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What a client sends back.
+    """The result of a client.
 
     Attributes:
-        update: any struct of tensors, unscaled.
-        weight: f32[], >= 0; 0 leaves the client out.
-        measured: summed over clients.
+        update: Any structure of tensors, unscaled.
+        weight: The weight of the client, f32[], >= 0. 0 leaves the client out.
+        measured: The values that are summed over clients.
     """
 
     update: Any
@@ -206,199 +195,257 @@ class ClientResult(NamedTuple):
 def build_process(
     model: Model,
     *,
-    client: Callable[..., Any] | Part,
-    server: Callable[..., Any] | OptimizerLike | OptimizerSpec | Part,
+    client: Callable[..., Any],
+    server: Callable[..., Any] | OptimizerLike | OptimizerSpec,
     server_state: Any = (),
     client_state: Any = None,
-    send: Callable[[ServerView], Any] | Part | None = None,
-    aggregator: Aggregator | Part | None = None,
+    personal: Callable[[ModelWeights, Any], ModelWeights] | None = None,
+    send: Callable[[ServerView], Any] | None = None,
+    aggregator: Aggregator | None = None,
     num_clients: int | None = None,
     guards: Guards | None = None,
+    name: str | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> LearningProcess:
     """Build a learning process from functions of TensorFlow.
 
         client(server, batches)       -> update, weight, totals
         client(server, batches, own)  -> update, weight, totals, own
+        client(server, batches, *, epochs) -> update, weight, totals
         server(weights, state, update) -> weights, state
+        server(weights, state, update) -> weights, state, metrics
 
-    `server` of a client is what `send` returns, `batches` a `tf.data.Dataset` of the
-    model's `batch_type`. An update is any structure of tensors, such as `model.delta`;
-    a weight is a number, 0 leaves the client out; totals are those of `LocalTraining`,
-    `model.evaluate`, or of `model.forward` over the batches. With `client_state`,
-    clients keep something between rounds: the function takes and returns it last.
+    In the function of a client, `server` is the result of `send`, and `batches` is a
+    `tf.data.Dataset` of the model's `batch_type`. An update is any structure of
+    tensors, such as `model.delta`. A weight is a number, and 0 leaves the client out.
+    Totals come from `LocalTraining`, from `model.evaluate`, or from `model.forward`
+    over the batches. With `client_state`, clients keep values between rounds, which the
+    function takes and returns last. With a parameter `epochs`, i32[] or None, clients
+    can do fewer passes than the process has, see `Synchronous`.
 
-    Each of the four may be a `Part` instead, a pair of typed computations, for what
-    functions cannot say. `next` of a part takes and returns its own state first, and
+    The process has two computations:
 
-        send        takes ServerView@SERVER, returns B@CLIENTS, the same for all
-        client      takes B@CLIENTS and model.data_type, returns ClientResult@CLIENTS,
-                    <update, weight, measured=<totals, counts>>; between these it may
-                    take what clients kept, K@CLIENTS, which it then returns last
-        aggregator  takes update@CLIENTS and weight@CLIENTS, returns U@SERVER and
-                    measurements@SERVER, a struct by name, which may be empty
-        server      takes weights@SERVER and U@SERVER, returns weights@SERVER
-
-    The process holds
-
-        initialize   ( -> ServerState@SERVER), with the Keras model's weights of now
+        initialize   ( -> ServerState@SERVER), with the Keras model's current weights
         next         (<ServerState@SERVER, model.data_type> ->
-                      <ServerState@SERVER, metrics@SERVER>); with what clients kept
-                     (<ServerState@SERVER, K@CLIENTS, model.data_type> ->
+                      <ServerState@SERVER, metrics@SERVER>)
+
+    With `client_state`, `next` also takes and returns the clients' values, K:
+
+        next         (<ServerState@SERVER, K@CLIENTS, model.data_type> ->
                       <ServerState@SERVER, K@CLIENTS, metrics@SERVER>)
 
-    Metrics are those of `model`, what a typed `client` counts, and the measurements of
-    the aggregator.
+    K is a pair if clients also keep values for the aggregator, such as the residuals of
+    error feedback. The second member is then for the aggregator. Without a
+    `client_state`, K is what clients keep for the aggregator, if anything.
+
+    Metrics are those of the model, those of the aggregator, and those that `server`
+    returns.
 
     Args:
-        model: to train.
-        client: what clients do.
-        server: how the aggregate changes the weights. An optimizer of Keras, an object
-            or a name, takes a `model.delta` as minus the gradient.
-        server_state: what the server keeps beside the weights before any round: a
-            structure of arrays, or a function that makes one of tensors.
-        client_state: what a client keeps before its first round: arrays, and numbers,
-            of which those of Python are f32 and i32; None: nothing.
-        send: what clients get of the server, by default all; such as `send_weights`.
-        aggregator: how updates become one, by default their weighted mean.
-        num_clients: that ever take part, where the algorithm depends on it: `run`
-            refuses other data.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
+        model: The model to train.
+        client: The work of a client.
+        server: The function that applies the aggregate to the weights. Or an optimizer
+            of Keras, or its name, which takes a `model.delta` as the negative gradient.
+        server_state: The state of the server's function before the first round: a
+            structure of arrays, or a function that returns a structure of tensors.
+        client_state: The values of a client before its first round: a structure of
+            arrays and numbers. Python's numbers become f32 and i32. None: clients keep
+            nothing.
+        personal: A function from the server's weights and the values that a client
+            keeps to the client's own weights, for `evaluate_personal`. None: clients
+            have no weights of their own.
+        send: A function from `ServerView` to the values that clients receive, such as
+            `send_weights`. None: clients receive the whole view.
+        aggregator: The aggregation of updates, by default their weighted mean.
+        num_clients: The number of all clients that ever take part, if the algorithm
+            depends on it. `run` then refuses other data.
+        guards: The handling of broken updates and empty rounds, by default `Guards()`.
+        name: The name of the algorithm, which the process shows.
+        settings: The settings of the algorithm by name, which the process shows.
+            Settings that are None are left out. A clock of `devices` counts `epochs`,
+            an int, or one pass if there are none.
 
     Raises:
-        ValueMismatchError: a function returns something else, types of parts do not go
-            together, or clients keep something that nothing says the beginning of.
+        ValueMismatchError: A function takes or returns other values, or clients keep
+            values, or have weights of their own, without a `client_state`.
+        ConfigError: `num_clients` is not the number of the aggregator.
     """
     expect_model(model)
     guards = Guards() if guards is None else guards
     expect_kind("guards", guards, Guards)
-    if aggregator is not None:
-        expect_aggregator(aggregator, Part)
+    aggregator = inner_or_mean(aggregator)
     if isinstance(server, str | keras.optimizers.Optimizer | OptimizerSpec):
         server, server_state = server_step(model, OptimizerSpec.of(server))
     send = (lambda view: view) if send is None else send
-    for name, given in {"client": client, "server": server, "send": send}.items():
-        if not (isinstance(given, Part) or callable(given)):
+    for role, function in {"client": client, "server": server, "send": send}.items():
+        if not callable(function):
             raise errors.ValueMismatchError(
-                f"Expected a function of TensorFlow or a Part as `{name}`, found"
-                f" {errors.describe(given)}."
+                f"Expected a function of TensorFlow as `{role}`, found"
+                f" {errors.describe(function)}."
             )
-    initial = None if isinstance(server, Part) else build_initialize(server_state)
-    server_type = _state_of("server", server if initial is None else initial)
-    members: Any = (model.weights_type, server_type, fl.TensorType(np.int32))
+    initial = build_initialize(server_state)
+    members: Any = (
+        model.weights_type,
+        initial.type_signature.result.member,
+        fl.TensorType(np.int32),
+    )
     view_type = fl.to_type(ServerView(*members))
-    if not isinstance(send, Part):
-        send = _send_part(send, view_type)
-    _, sent_type = _check("send", send, [at_server(view_type)], 1)
-    _expect_placed("send", sent_type, fl.CLIENTS)
-    if not isinstance(client, Part):
-        client = _client_part(model, client, sent_type, client_state)
-    result_type, kept_type = _client_types(model, client, sent_type)
-    if not isinstance(aggregator, Part):
-        aggregator = inner_or_mean(aggregator)
-        aggregator = aggregator.build(result_type.update, result_type.weight)
-    given_types = [at_clients(result_type.update), at_clients(result_type.weight)]
-    _, merged_type, metrics_type = _check("aggregator", aggregator, given_types, 2)
-    _expect_placed("aggregator", merged_type, fl.SERVER)
-    _expect_placed("aggregator", metrics_type, fl.SERVER)
-    if not isinstance(server, Part):
-        update_type = _contained(merged_type.member, result_type.update)
-        server = _server_part(model, server, initial, update_type)
-    weights_type = at_server(model.weights_type)
-    _, moved_type = _check("server", server, [weights_type, merged_type], 1)
-    if not weights_type.is_assignable_from(moved_type):
-        raise errors.ValueMismatchError(
-            f"Expected `server` to return weights of type `{weights_type}`, as it"
-            f" takes, found `{moved_type}`."
-        )
+    run_send = convert(send)
+    prepare: Any = rtf.computation(lambda view: run_send(view), view_type)  # noqa: PLW0108
+    sent_type = prepare.type_signature.result
+    kept, kept_type = None, None
+    if client_state is not None:
+        kept = tf.nest.map_structure(_as_array, client_state)
+        kept_type = type_of_arrays(kept)
+    work = _build_client(model, client, sent_type, kept_type)
+    result_type: Any = work.type_signature.result
+    if kept_type is not None:
+        result_type = result_type[0]
+    aggregation = aggregator.build(result_type.update, result_type.weight)
+    _check_aggregation(aggregation, result_type)
+    merged_type = aggregation.next.type_signature.result[1].member
+    update_type = _contained(merged_type, result_type.update)
+    update = _build_server(model, server, initial, update_type)
     if num_clients is None:
-        num_clients = aggregator.num_clients
-    elif aggregator.num_clients not in (None, num_clients):
+        num_clients = aggregation.num_clients
+    elif aggregation.num_clients not in (None, num_clients):
         raise errors.ConfigError(
             f"Expected one number of clients, found `num_clients={num_clients}` and an"
-            f" aggregator of {aggregator.num_clients}: its guarantee is of these alone."
+            f" aggregator of {aggregation.num_clients}: its guarantee is of these"
+            " alone."
         )
-    parts = PartStates(send, client, aggregator)
-    initialize = _build_initialize(model, parts, server)
+    initialize = _build_initialize(model, initial, aggregation)
     state_type = initialize.type_signature.result
-    return LearningProcess(
+    sent_bytes = _count_used_bytes(work, sent_type)
+    update_bytes = aggregator.count_bytes(result_type.update)
+    other_bytes = count_bytes(fl.StructType([result_type.weight, result_type.measured]))
+    client_bytes = None
+    if sent_bytes is not None and update_bytes is not None and other_bytes is not None:
+        client_bytes = ClientBytes(sent_bytes, update_bytes + other_bytes)
+    both = Kept(kept, aggregation.client_state)
+    in_sums = aggregator.sums_show_broken and both.state is None
+    guard = _build_guard(guards, result_type, kept_type, in_sums=in_sums)
+    steps = _Steps(prepare, work, guard, aggregation, update)
+    build_next = functools.partial(_build_next, model, guards, steps, state_type, both)
+    epochs = (settings or {}).get("epochs", 1)
+    process = LearningProcess(
         initialize,
-        _build_next(model, guards, parts, server, state_type, result_type, kept_type),
-        privacy=aggregator.privacy,
-        initial_client_state=client.initial_client_state,
+        build_next(),
+        privacy=aggregation.privacy,
+        initial_client_state=both.state,
         num_clients=num_clients,
         facts={
+            **({} if name is None else {"algorithm": name}),
+            **{k: str(v) for k, v in (settings or {}).items() if v is not None},
             "model": model.describe(),
-            "state": reprs.show_bytes(_count_bytes(state_type.member)),
+            "state": reprs.show_bytes(count_bytes(state_type.member) or 0),
         },
         model=model,
+        client_bytes=client_bytes,
+        personal_weights=_build_personal(model, personal, both),
+        trace_client_metrics=functools.partial(build_next, by_client=True),
+        epochs=epochs if isinstance(epochs, int) else 1,
     )
 
+    @functools.cache  # it takes seconds, and a context knows again what it compiled
+    def pace(paces: Paces) -> LearningProcess:
+        _check_pace(process, client, result_type, paces)
+        paced = _Paced(model, send, client, state_type.member, paces)
+        told = steps._replace(send=paced.send, client=paced.client)
+        nothing = Kept(None, None)
+        following = _build_next(model, guards, told, state_type, nothing, paced=paced)
+        return dataclasses.replace(process, next=following)
 
-# Parts of functions.
-
-
-def _send_part(send: Callable[[Any], Any], view_type: fl.Type) -> Part:
-    run, initialize = convert(send), build_initialize(())
-    prepare = rtf.computation(lambda view: run(view), view_type)  # noqa: PLW0108
-
-    @fl.federated_computation(
-        initialize.type_signature.result, fl.FederatedType(view_type, fl.SERVER)
-    )
-    def distribute(state: Any, view: Any) -> Any:
-        return state, fl.federated_broadcast(fl.federated_map(prepare, view))
-
-    return Part(initialize, distribute)
+    return dataclasses.replace(process, pace=pace)
 
 
-def _client_part(
-    model: Model, client: Callable[..., Any], sent_type: Any, client_state: Any
-) -> Part:
-    run, initialize = convert(client), build_initialize(())
-    state_type = initialize.type_signature.result
-    if client_state is None:
-        work = _trace(
-            client,
-            "client(server, batches)",
-            {0: sent_type.member, 1: model.data_type.member},
-            lambda *given: _read_result(run(*given), keeps=False)[0],
-        )
+# The steps of a round.
 
-        @fl.federated_computation(state_type, sent_type, model.data_type)
-        def next_work(state: Any, sent: Any, data: Any) -> Any:  # pyright: ignore[reportRedeclaration]
-            return state, fl.federated_map(work, (sent, data))
 
-        return Part(initialize, next_work)
+class _Steps(NamedTuple):
+    """The computations of a round, in the order of the round."""
 
-    initial = tf.nest.map_structure(_as_array, client_state)
-    kept_type = fl.to_type(
-        tf.nest.map_structure(lambda a: fl.TensorType(a.dtype.type, a.shape), initial)
-    )
+    send: Any
+    client: Any
+    guard: Any
+    aggregation: Aggregation
+    server: Any
 
-    work = _trace(
+
+def _at_clients(member: fl.Type) -> fl.FederatedType:
+    return fl.FederatedType(member, fl.CLIENTS)
+
+
+def _build_client(
+    model: Model, client: Callable[..., Any], sent_type: Any, kept_type: Any
+) -> Any:
+    run, keeps = convert(client), kept_type is not None
+    types = {0: sent_type, 2: kept_type, 1: model.data_type.member}
+    if not keeps:
+        del types[2]
+    work: Any = _trace(
         client,
-        "client(server, batches, own)",
-        {0: sent_type.member, 2: kept_type, 1: model.data_type.member},
-        lambda *given: _read_result(run(*given), keeps=True),
+        f"client(server, batches{', own' * keeps})",
+        types,
+        lambda *given: _read_result(run(*given), keeps=keeps),
     )
+    returned = work.type_signature.result
+    if keeps and not kept_type.is_assignable_from(returned[1]):
+        raise errors.ValueMismatchError(
+            "Expected the function of a client to return what it keeps last, as"
+            f" `client_state` begins it, `{kept_type}`, found `{returned[1]}`."
+        )
+    return work
 
-    @fl.federated_computation(
-        state_type, sent_type, at_clients(kept_type), model.data_type
+
+def _build_personal(
+    model: Model, personal: Callable[..., Any] | None, kept: Kept
+) -> Any:
+    if personal is None:
+        return None
+    if kept.first is None or not callable(personal):
+        raise errors.ValueMismatchError(
+            "Expected `personal`, a function of the server's weights and of what a"
+            f" client keeps, with a `client_state`, found {errors.describe(personal)}"
+            f"{' without one' * (kept.first is None)}."
+        )
+    function: Any = convert(personal)
+
+    def of_pair(weights: Any, values: Any) -> Any:
+        return function(weights, values[0])
+
+    types = {0: model.weights_type, 1: type_of_arrays(kept.state)}
+    chosen = function if kept.second is None else of_pair
+    made: Any = _trace(personal, "personal(weights, own)", types, chosen)
+    if not model.weights_type.is_assignable_from(made.type_signature.result):
+        raise errors.ValueMismatchError(
+            f"Expected `personal` to return weights of type `{model.weights_type}`, as"
+            f" it takes, found `{made.type_signature.result}`."
+        )
+    return made
+
+
+def _count_used_bytes(work: Any, sent: fl.Type) -> int | None:
+    """Return the bytes of the sent values that a client's work depends on."""
+    leaves = leaf_types(sent)
+    used = find_used_parameters(work)[: len(leaves)]
+    return count_bytes(
+        fl.StructType(
+            [leaf for leaf, is_used in zip(leaves, used, strict=True) if is_used]
+        )
     )
-    def next_work(state: Any, sent: Any, kept: Any, data: Any) -> Any:
-        worked = fl.federated_map(work, (sent, kept, data))
-        return state, worked[0], worked[1]
-
-    return Part(initialize, next_work, initial_client_state=initial)
 
 
 def _as_array(value: Any) -> NDArray[Any]:
-    """Return an array; numbers of Python become of the types that TensorFlow has."""
+    """Return a read-only copy. Python's numbers get TensorFlow's default dtypes."""
     dtypes: dict[type, Any] = {float: np.float32, int: np.int32}
-    return np.asarray(value, dtypes.get(type(value)))
+    array = np.array(value, dtypes.get(type(value)))
+    array.flags.writeable = False
+    return array
 
 
-def _read_result(returned: Any, *, keeps: bool) -> tuple[ClientResult, Any]:
-    """Return what a client's function returned, as parts hand it on."""
+def _read_result(returned: Any, *, keeps: bool) -> Any:
+    """Return a client's result, with the values that it keeps if `keeps` is set."""
     found: Any = returned if isinstance(returned, tuple | list) else ()
     if len(found) != 3 + keeps or not isinstance(found[2], Totals):
         wanted = "update, weight, totals" + ", and what it keeps" * keeps
@@ -420,28 +467,32 @@ def _read_result(returned: Any, *, keeps: bool) -> tuple[ClientResult, Any]:
             " second, after the update."
         )
     result = ClientResult(update, tf.cast(weight, tf.float32), Measured(totals, ()))
-    return result, kept[0] if keeps else None
+    return (result, kept[0]) if keeps else result
 
 
-def _server_part(
+def _build_server(
     model: Model, server: Callable[..., Any], initialize: Any, update_type: fl.Type
-) -> Part:
+) -> Any:
     run, state_type = convert(server), initialize.type_signature.result.member
     types = {1: state_type, 0: model.weights_type, 2: update_type}
 
-    def step(*given: Any) -> tuple[Any, Any]:
-        returned = run(*given)
-        is_pair = isinstance(returned, tuple | list) and len(returned) == 2  # noqa: PLR2004
-        is_pair = is_pair and not isinstance(returned, ModelWeights)
-        if not is_pair or returned[1] is None:
+    def step(*given: Any) -> tuple[Any, ...]:
+        returned: Any = run(*given)
+        is_tuple = isinstance(returned, tuple | list)
+        has_state = is_tuple and not isinstance(returned, ModelWeights)
+        has_state = has_state and len(returned) in (2, 3) and returned[1] is not None
+        if not has_state or not isinstance([*returned, {}][2], Mapping):
             raise errors.ValueMismatchError(
                 "Expected the function of the server to return weights and its state,"
-                f" `()` where it has none, found {errors.describe(returned)}."
+                " `()` where it has none, and metrics by name if it reports any, found"
+                f" {errors.describe(returned)}."
             )
-        return returned[1], returned[0]
+        weights, state, *metrics = returned
+        return state, weights, *map(OrderedDict, metrics)
 
     update = _trace(server, "server(weights, state, update)", types, step)
-    state_after = update.type_signature.result[0]
+    results = [t for _, t in update.type_signature.result.items()]
+    state_after, weights_after = results[:2]
     if not state_type.is_assignable_from(state_after):
         raise errors.ValueMismatchError(
             "Expected the function of the server to return its state second, as"
@@ -449,12 +500,12 @@ def _server_part(
             " `server_state` of this kind, or return one of that."
         )
 
-    @fl.federated_computation(*map(at_server, types.values()))
-    def finalize(state: Any, weights: Any, merged: Any) -> Any:
-        ended = fl.federated_map(update, (state, weights, merged))
-        return ended[0], ended[1]
-
-    return Part(initialize, finalize)
+    if not model.weights_type.is_assignable_from(weights_after):
+        raise errors.ValueMismatchError(
+            f"Expected `server` to return weights of type `{model.weights_type}`, as it"
+            f" takes, found `{weights_after}`."
+        )
+    return update
 
 
 def _trace(
@@ -463,16 +514,17 @@ def _trace(
     types: Mapping[int, fl.Type],
     run: Callable[..., Any],
 ) -> Any:
-    """Return a computation whose parameters have the names that a function gives them.
+    """Return a computation whose parameters have the names of a function's.
 
     Args:
-        function: a user's.
-        wanted: how it is called.
-        types: of its arguments by their places, in the order of the computation's.
-        run: called with the arguments in the function's order.
+        function: The user's function.
+        wanted: The expected call, for the error.
+        types: The types of the arguments by their positions in the function, in the
+            order of the computation's parameters.
+        run: The function that is traced, called with the arguments in the user's order.
 
     Raises:
-        ValueMismatchError: the function takes others.
+        ValueMismatchError: The function takes other arguments.
     """
     signature = inspect.signature(function)
     try:
@@ -497,96 +549,36 @@ def _trace(
     return rtf.computation(call, fl.StructWithPythonType(named, OrderedDict))
 
 
-# Types of parts.
-
-
-def at_server(member: fl.Type) -> fl.FederatedType:
-    """Return the type of a value at the server."""
-    return fl.FederatedType(member, fl.SERVER)
-
-
-def at_clients(member: fl.Type) -> fl.FederatedType:
-    """Return the type of one value for each client."""
-    return fl.FederatedType(member, fl.CLIENTS)
-
-
-def _state_of(name: str, part: Any) -> Any:
-    """Return the type of the state of a part, or of what initialises one."""
-    initialize = part.initialize if isinstance(part, Part) else part
-    state = initialize.type_signature.result
-    _expect_placed(f"{name}.initialize", state, fl.SERVER)
-    return state.member
-
-
-def _check(
-    name: str, part: Part, given: Sequence[fl.Type], num_results: int
-) -> list[Any]:
-    """Return the types of what a part returns, of which the first is its state."""
-    state = at_server(_state_of(name, part))
-    signature = part.next.type_signature
-    expected = fl.StructType([state, *given])
-    if signature.parameter is None or not signature.parameter.is_assignable_from(
-        expected
-    ):
+def _check_aggregation(aggregation: Aggregation, result_type: Any) -> None:
+    """Raise ValueMismatchError unless an aggregation fits what clients return."""
+    state = aggregation.initialize.type_signature.result
+    signature = aggregation.next.type_signature
+    updates, weights = map(_at_clients, (result_type.update, result_type.weight))
+    kept = aggregation.client_state
+    kept_types = [] if kept is None else [_at_clients(type_of_arrays(kept))]
+    given = fl.StructType([state, updates, weights, *kept_types])
+    if signature.parameter is None or not signature.parameter.is_assignable_from(given):
         raise errors.ValueMismatchError(
-            f"Expected `{name}.next` to take `{expected}`, found"
+            f"Expected `next` of the aggregator to take `{given}`, found"
             f" `{signature.parameter}`."
         )
     results = [t for _, t in getattr(signature.result, "items", list)()]
-    if len(results) != num_results + 1 or not state.is_assignable_from(results[0]):
+    at_server = [t for t in results[:3] if getattr(t, "placement", None) is fl.SERVER]
+    is_whole = len(at_server) == 3 and len(results) == 3 + len(kept_types)  # noqa: PLR2004
+    pairs = zip(kept_types, results[3:], strict=False)
+    is_whole = is_whole and all(old.is_assignable_from(new) for old, new in pairs)
+    if not is_whole or not state.is_assignable_from(results[0]):
         raise errors.ValueMismatchError(
-            f"Expected `{name}.next` to return its state, `{state}`, and"
-            f" {num_results} more, found `{signature.result}`."
-        )
-    return results
-
-
-def _client_types(model: Model, client: Part, sent_type: fl.Type) -> tuple[Any, Any]:
-    """Return the members of what clients return and keep; None: they keep nothing."""
-    parameter = client.next.type_signature.parameter
-    kept = [parameter[2]] if len(parameter) == 4 else []  # noqa: PLR2004 (S, B, K, data)
-    given = [sent_type, *kept, model.data_type]
-    _, result, *still_kept = _check("client", client, given, 1 + len(kept))
-    _expect_placed("client", result, fl.CLIENTS)
-    for taken, returned in zip(kept, still_kept, strict=True):
-        if not taken.is_assignable_from(returned):
-            raise errors.ValueMismatchError(
-                f"Expected `client` to return what it keeps as `{taken}`, as it takes"
-                f" it, found `{returned}`."
-            )
-    if bool(kept) != (client.initial_client_state is not None):
-        raise errors.ValueMismatchError(
-            "Expected clients that keep something, and what they begin with, found one"
-            " without the other: a Part of clients takes K@CLIENTS third and returns it"
-            " last, and has an `initial_client_state`."
-        )
-    found = result.member
-    is_result = _names(found) == list(ClientResult._fields)
-    if not is_result or _names(found.measured) != list(Measured._fields):
-        raise errors.ValueMismatchError(
-            "Expected `client` to return <update, weight, measured=<totals, counts>> of"
-            f" each client, found `{result}`."
-        )
-    measured: Any = Measured(found.measured.totals, found.measured.counts)
-    members: Any = (found.update, found.weight, fl.to_type(measured))
-    return fl.to_type(ClientResult(*members)), kept[0].member if kept else None
-
-
-def _names(type_spec: Any) -> list[str | None]:
-    return [name for name, _ in getattr(type_spec, "items", list)()]
-
-
-def _expect_placed(name: str, found: Any, placement: Any) -> None:
-    if not isinstance(found, fl.FederatedType) or found.placement is not placement:
-        raise errors.ValueMismatchError(
-            f"Expected `{name}` to return a value at {placement}, found `{found}`."
+            f"Expected `next` of the aggregator to return its state, `{state}`, an"
+            " aggregate and metrics, all at the server, and what clients keep if there"
+            f" is a `client_state`, found `{signature.result}`."
         )
 
 
 def _contained(found: Any, like: Any) -> Any:
-    """Return a type in the Python containers of another one that is built alike.
+    """Return a type with the Python containers of another type of the same structure.
 
-    Types of parts within parts have lost theirs.
+    Types of nested aggregators have lost their containers.
     """
     if not isinstance(found, fl.StructType):
         return found
@@ -604,129 +596,292 @@ def _contained(found: Any, like: Any) -> Any:
     return fl.StructWithPythonType(members, container or (dict if is_named else tuple))
 
 
-def _count_bytes(type_spec: Any) -> int:
-    """Return how many bytes values of a type have, whose shapes are known."""
-    if isinstance(type_spec, fl.StructType):
-        return sum(_count_bytes(member) for _, member in type_spec.items())
-    return math.prod(type_spec.shape) * type_spec.dtype.itemsize
-
-
 # The process.
 
 
-def _build_initialize(model: Model, parts: PartStates, server: Part) -> Any:
+def _build_initialize(model: Model, server: Any, aggregation: Aggregation) -> Any:
     initial_weights = build_constants(model.initial_weights())
     weights_type: Any = initial_weights.type_signature.result
-    members = [
-        part.initialize.type_signature.result.member for part in (server, *parts)
-    ]
+    starts = [server, aggregation.initialize]
+    members = [each.type_signature.result.member for each in starts]
 
     @rtf.computation(weights_type, *members)
-    def join(
-        weights: Any, optimizer: Any, distribute: Any, client_work: Any, aggregate: Any
-    ) -> ServerState:
-        states = PartStates(distribute, client_work, aggregate)
-        return ServerState(weights, optimizer, tf.constant(0), states)
+    def join(weights: Any, server: Any, aggregator: Any) -> ServerState:
+        return ServerState(weights, server, tf.constant(0), aggregator)
 
     @fl.federated_computation
     def initialize() -> Any:
         weights = fl.federated_eval(initial_weights, fl.SERVER)
-        states = [part.initialize() for part in (server, *parts)]
+        states = [each() for each in starts]
         return fl.federated_map(join, (weights, *states))
 
     return initialize
 
 
+def _check_pace(
+    process: LearningProcess, client: Callable[..., Any], result_type: Any, paces: Paces
+) -> None:
+    """Raise ConfigError unless the clients of a process can be told how to work."""
+    name = process.facts.get("algorithm", "the process")
+    if process.initial_client_state is not None:
+        raise errors.ConfigError(
+            "Expected a process whose clients keep nothing between rounds, found"
+            f" {name}: what a client keeps belongs to one version of the server's"
+            " state, and late or partial work would mix it with another one, such as"
+            " the control variates of SCAFFOLD. Use another algorithm, such as"
+            " `build_fed_avg`, or rounds without these policies."
+        )
+    check_chosen(process)
+    update = result_type.update
+    is_delta = getattr(update, "python_container", None) is Delta
+    if paces.num_starts and not is_delta:
+        raise errors.ConfigError(
+            "Expected clients that send a change of weights alone, a `Delta`, whose"
+            f" size staleness can scale, found {name}, whose clients send"
+            f" `{reprs.shorten(str(update))}`: use `build_fed_avg` or `build_fed_prox`."
+        )
+    takes_epochs = "epochs" in inspect.signature(client).parameters
+    if paces.limits_epochs and not takes_epochs:
+        raise errors.ConfigError(
+            f"Expected clients that can do fewer epochs, found {name}, whose function"
+            " of a client has no parameter `epochs`: use `build_fed_avg` or"
+            ' `build_fed_prox`, or late="leave_out".'
+        )
+
+
+class _Paced:
+    """The first steps of a round in which each client has its own start and epochs.
+
+    Attributes:
+        send: From the state and earlier states to the values for all clients.
+        client: From these, what a client is told and its batches to its result.
+        told_type: What each client is told.
+        starts_type: The earlier states, at the server.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        send: Callable[..., Any],
+        client: Callable[..., Any],
+        state_type: Any,
+        paces: Paces,
+    ) -> None:
+        run_send, run = convert(send), convert(client)
+
+        def view(state: ServerState) -> Any:
+            return run_send(ServerView(state.weights, state.server, state.round_index))
+
+        def prepare(states: Any) -> Any:
+            if not paces.num_starts:
+                return {"sent": view(states[0])}
+            sent = tf.nest.map_structure(
+                lambda *each: tf.stack(each), *map(view, states[1:])
+            )
+            now = {"now": states[0].weights} if paces.moves_to else {}
+            return {"sent": sent, **now}
+
+        def work(sent: Any, batches: Any, told: Any) -> Any:
+            start, limits = sent["sent"], dict[str, Any]()
+            if paces.num_starts:
+                start = tf.nest.map_structure(
+                    lambda each: tf.gather(each, told["start"]), start
+                )
+            if paces.limits_epochs:
+                limits["epochs"] = told["epochs"]
+            update, *others = run(start, batches, **limits)
+            if paces.moves_to:
+                if not hasattr(start, "weights"):
+                    raise errors.ConfigError(
+                        'Expected a `send` that sends `weights` for averages="weights",'
+                        f" found one that sends {errors.describe(start)}."
+                    )
+                way = model.delta(sent["now"], start.weights)
+                update = tf.nest.map_structure(lambda d, w: d + w, update, way)
+            if paces.num_starts:
+                update = tf.nest.map_structure(
+                    lambda d: d * tf.cast(told["scale"], d.dtype), update
+                )
+            return update, *others
+
+        members: list[tuple[str, Any]] = []
+        if paces.num_starts:
+            members += [("start", np.int32), ("scale", np.float32)]
+        if paces.limits_epochs:
+            members.append(("epochs", np.int32))
+        self.told_type = fl.StructWithPythonType(members, OrderedDict)
+        at_server = fl.FederatedType(state_type, fl.SERVER)
+        self.starts_type = fl.StructType([at_server] * paces.num_starts)
+        states_type = [state_type] * (1 + paces.num_starts)
+        self.send: Any = rtf.computation(
+            prepare, fl.StructWithPythonType(states_type, tuple)
+        )
+        types = {
+            0: self.send.type_signature.result,
+            2: self.told_type,
+            1: model.data_type.member,
+        }
+        self.client: Any = _trace(
+            work,
+            "client(server, batches)",
+            types,
+            lambda *given: _read_result(work(*given), keeps=False),
+        )
+
+
 def _build_next(
     model: Model,
     guards: Guards,
-    parts: PartStates,
-    server: Part,
+    steps: _Steps,
     state_type: Any,
-    result_type: Any,
-    kept_type: Any,
+    kept: Kept,
+    *,
+    by_client: bool = False,
+    paced: _Paced | None = None,
 ) -> Any:
-    send, client, aggregate = parts
-    guard = _build_guard(guards, result_type, kept_type)
+    send, client, guard, aggregate, server = steps
     checked: Any = guard.type_signature.result
-    measured_type = (checked if kept_type is None else checked[0]).measured
+    measured_type = (checked if kept.first is None else checked[0]).measured
     metrics_type = aggregate.next.type_signature.result[2].member
+    reported_types = [t for _, t in server.type_signature.result.items()][2:]
     state_member = state_type.member
-    states_type = fl.StructType([t for _, t in state_member.parts.items()])
 
     @rtf.computation(state_member)
     def view(state: ServerState) -> ServerView:
-        return ServerView(state.weights, state.optimizer, state.round_index)
+        return ServerView(state.weights, state.server, state.round_index)
 
     @rtf.computation(
         state_member,
-        states_type,
-        state_member.optimizer,
+        state_member.server,
         state_member.weights,
+        state_member.aggregator,
         measured_type,
     )
     def finish(
-        state: ServerState, parts: Any, optimizer: Any, weights: Any, measured: Any
+        state: ServerState, server: Any, weights: Any, aggregator: Any, measured: Any
     ) -> ServerState:
-        new = (weights, optimizer)
+        new = (weights, server)
         if not aggregate.counts_empty_rounds:
-            old = (state.weights, state.optimizer)
+            old = (state.weights, state.server)
             new = skip_empty(guards, measured.totals.num_examples > 0, new, old)
         new_index = state.round_index + np.int32(1)
         kept = require_finite(new[0])
-        return ServerState(kept, new[1], new_index, PartStates(*parts))
+        return ServerState(kept, new[1], new_index, aggregator)
 
-    @rtf.computation(measured_type, metrics_type)
+    found_type = _contained(fl.StructType([metrics_type, *reported_types]), None)
+
+    @rtf.computation(measured_type, found_type)
     def report(measured: Measured, found: Any) -> Any:
-        metrics: OrderedDict[str, Any] = model.totals.finish(measured.totals)
-        for more in (measured.counts, found):
-            metrics.update(more or {})
-        return metrics
-
-    def run(state: Any, kept: Any, data: Any) -> tuple[Any, Any, Any]:
-        viewed = fl.federated_map(view, state)
-        sent = send.next(state.parts.distribute, viewed)
-        given = (sent[1], data) if kept is None else (sent[1], kept, data)
-        worked = client.next(state.parts.client_work, *given)
-        if kept is None:
-            result, still_kept = fl.federated_map(guard, worked[1]), None
-        else:
-            both = fl.federated_map(guard, (worked[1], kept, worked[2]))
-            result, still_kept = both[0], both[1]
-        merged = aggregate.next(state.parts.aggregate, result.update, result.weight)
-        ended = server.next(state.optimizer, state.weights, merged[1])
-        measured = fl.federated_sum(result.measured)
-        states = fl.federated_zip((sent[0], worked[0], merged[0]))
-        new_state = fl.federated_map(
-            finish, (state, states, ended[0], ended[1], measured)
+        parts = (
+            ("the model", model.totals.finish(measured.totals)),
+            ("the clients", measured.counts),
+            *zip(("the aggregator", "the server"), found, strict=False),
         )
-        return new_state, still_kept, fl.federated_map(report, (measured, merged[2]))
+        if aggregate.privacy is not None:  # `run` adds it; see `add_epsilon`.
+            join_metrics(*parts, ("the run", {"epsilon": None}))
+        return join_metrics(*parts)
 
-    if kept_type is None:
+    def report_own(measured: Measured) -> Any:
+        metrics = model.totals.finish(measured.totals)
+        return join_metrics(("the model", metrics), ("the clients", measured.counts))
+
+    report_each = rtf.computation(report_own, measured_type) if by_client else None
+
+    def run(
+        state: Any, values: Any, data: Any, starts: Any = None, told: Any = None
+    ) -> tuple[Any, ...]:
+        if paced is None:
+            prepared = fl.federated_map(send, fl.federated_map(view, state))
+        else:
+            states = (state, *(starts if len(paced.starts_type) else ()))
+            prepared = fl.federated_map(send, fl.federated_zip(states))
+        sent = fl.federated_broadcast(prepared)
+        own, for_aggregator = kept.split(values)
+        if own:
+            worked = fl.federated_map(client, (sent, *own, data))
+            guarded = fl.federated_map(guard, (worked[0], *own, worked[1]))
+            result = guarded[0]
+        else:
+            given = (sent, data) if paced is None else (sent, told, data)
+            worked = fl.federated_map(client, given)
+            guarded = result = fl.federated_map(guard, worked)
+        merged = aggregate.next(
+            state.aggregator, result.update, result.weight, *for_aggregator
+        )
+        ended = fl.federated_map(server, (state.server, state.weights, merged[1]))
+        measured = fl.federated_sum(result.measured)
+        new_state = fl.federated_map(
+            finish, (state, ended[0], ended[1], merged[0], measured)
+        )
+        reported = [ended[2]] if reported_types else []
+        found = fl.federated_zip((merged[2], *reported))
+        at_clients: list[Any] = []
+        if kept.state is not None:
+            at_clients.append(kept.join(lambda: guarded[1], lambda: merged[3]))
+        metrics = fl.federated_map(report, (measured, found))
+        if report_each is not None:
+            at_clients.append(fl.federated_map(report_each, result.measured))
+        return new_state, *at_clients, metrics
+
+    if paced is not None and len(paced.starts_type):
+
+        @fl.federated_computation(
+            state_type,
+            paced.starts_type,
+            _at_clients(paced.told_type),
+            model.data_type,
+        )
+        def run_step(state: Any, starts: Any, told: Any, data: Any) -> Any:
+            return run(state, None, data, starts, told)
+
+        return run_step
+
+    if paced is not None:
+
+        @fl.federated_computation(
+            state_type, _at_clients(paced.told_type), model.data_type
+        )
+        def run_told(state: Any, told: Any, data: Any) -> Any:
+            return run(state, None, data, told=told)
+
+        return run_told
+
+    if kept.state is None:
 
         @fl.federated_computation(state_type, model.data_type)
         def run_round(state: Any, data: Any) -> Any:
-            new_state, _, metrics = run(state, None, data)
-            return new_state, metrics
+            return run(state, None, data)
 
         return run_round
 
-    @fl.federated_computation(state_type, at_clients(kept_type), model.data_type)
+    kept_type = _at_clients(type_of_arrays(kept.state))
+
+    @fl.federated_computation(state_type, kept_type, model.data_type)
     def run_round_with_kept(state: Any, kept: Any, data: Any) -> Any:
         return run(state, kept, data)
 
     return run_round_with_kept
 
 
-def _build_guard(guards: Guards, result_type: Any, kept_type: Any) -> Any:
+def _build_guard(
+    guards: Guards, result_type: Any, kept_type: Any, *, in_sums: bool
+) -> Any:
     """Return the check of a client's result: <result, <kept, new>> -> <result, kept>.
 
     Where clients keep nothing, it takes and returns the result alone.
+
+    Args:
+        guards: What a broken result does.
+        result_type: Type of a client's result.
+        kept_type: Type of what a client keeps, or None.
+        in_sums: Whether sums over clients show each broken result.
     """
 
     def guard(result: ClientResult, old: Any, new: Any) -> tuple[ClientResult, Any]:
         checked = tf.nest.flatten((result.update, result.weight, new))
         finite = is_finite(checked)
+        if in_sums:
+            finite = shown_by_sums(finite)
         if guards.non_finite == "error":
             flat = require(
                 finite,
@@ -748,6 +903,8 @@ def _leave_out(result: ClientResult, finite: tf.Tensor) -> ClientResult:
     zeroed: Any = tf.nest.map_structure(
         lambda t: tf.where(finite, t, tf.zeros_like(t)), result
     )
-    counts = OrderedDict(zeroed.measured.counts or {})
-    counts["left_out"] = tf.cast(tf.logical_not(finite), tf.int32)
+    left_out = tf.cast(tf.logical_not(finite), tf.int32)
+    counts = join_metrics(
+        ("the clients", zeroed.measured.counts), ("Guards", {"left_out": left_out})
+    )
     return zeroed._replace(measured=zeroed.measured._replace(counts=counts))

@@ -13,79 +13,88 @@ Source:
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.checks import check_number
-from ray_fed.learning.composition import Broadcast, Guards, build_process
+from ray_fed.learning.composition import Broadcast, Guards, build_process, send_weights
 from ray_fed.learning.local_training import LocalTraining
-from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
-from ray_fed.learning.optimizers import OptimizerLike
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.models import Model, expect_model
+from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
+from ray_fed.learning.processes import LearningProcess
+from ray_fed.tensorflow.traced_graph import Number
 
 
 @tracebacks.shorten
 def build_ditto(
     model: Model,
-    client_optimizer: OptimizerLike,
+    client_optimizer: OptimizerLike | None = None,
+    server_optimizer: OptimizerLike | None = None,
     *,
     proximal: float,
     personal_optimizer: OptimizerLike | None = None,
     epochs: int = 1,
     aggregator: Aggregator | None = None,
+    client_learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
-    """Build Ditto, whose clients keep trained weights of their own over rounds.
+    """Build Ditto, whose clients train weights of their own beside the global model.
 
-    These begin as the model's weights of now; running statistics are the server's.
-    Metrics, of evaluations too, are those of the global model. A client goes through
-    its data twice.
+    Each client's own weights begin with the model's current weights, and use the
+    server's running statistics. Metrics, also those of evaluations, are of the global
+    model. A client goes through its data twice, once for each model.
+
+    Other arguments are those of `build_fed_avg`.
 
     Args:
-        model: to train.
-        client_optimizer: of the global model, as of `build_fed_avg`.
-        proximal: lambda of the paper, >= 0: how strongly own weights are drawn to the
-            global ones; 0: each client trains alone.
-        personal_optimizer: of a client's own weights, by default as `client_optimizer`.
-        epochs: passes of each client over its data in a round, for each model, >= 1.
-        aggregator: how deltas become one, by default their weighted mean.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
+        client_optimizer: The optimizer of the global model, as for `build_fed_avg`.
+        proximal: lambda of the paper, >= 0: how strongly own weights are pulled to the
+            global ones. With 0, each client trains alone.
+        personal_optimizer: The optimizer of a client's own weights, by default
+            `client_optimizer`.
+        epochs: Passes of each client over its data in a round, for each model, >= 1.
+        aggregator: The aggregation of deltas, by default their weighted mean.
+        client_learning_rate: The learning rate of the global model's training by round.
+            None: the rate of `client_optimizer`.
 
     Raises:
-        ValueMismatchError: an optimizer is not one of Keras.
+        ValueMismatchError: An optimizer or a schedule is not one of Keras.
         ConfigError: `epochs` is below 1, or `proximal` below 0.
     """
     expect_model(model)
     check_number("proximal", proximal, lambda pull: pull >= 0, "to be at least 0")
-    train = LocalTraining(model, client_optimizer, epochs)
-    personalise = LocalTraining(model, personal_optimizer or train.optimizer, epochs)
+    strength = Number(proximal)
+    train = LocalTraining(model, client_optimizer, epochs, client_learning_rate)
+    server = OptimizerSpec.of(server_optimizer or keras.optimizers.SGD(1.0))
+    personalize = LocalTraining(model, personal_optimizer or train.optimizer, epochs)
 
-    def client(server: Broadcast, batches: Any, own: Any) -> Any:
+    def client(sent: Broadcast, batches: Any, own: Any) -> Any:
         def pull(gradients: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
-            triples = zip(gradients, weights, server.weights.trainable, strict=True)
-            return [g + proximal * (v - w) for g, v, w in triples]
+            triples = zip(gradients, weights, sent.weights.trainable, strict=True)
+            return [g + strength.read(v.dtype) * (v - w) for g, v, w in triples]
 
-        trained = train(server.weights, batches)
-        personal = server.weights._replace(trainable=own)
-        new = personalise(personal, batches, correct=pull).weights.trainable
-        delta = model.delta(server.weights, trained.weights)
+        trained = train(sent.weights, batches, round_index=sent.round_index)
+        personal = sent.weights._replace(trainable=own)
+        new = personalize(personal, batches, correct=pull).weights.trainable
+        delta = model.delta(sent.weights, trained.weights)
         return delta, trained.num_examples, trained.totals, new
 
-    def server(weights: ModelWeights, state: Any, delta: Delta) -> Any:
-        return model.move(weights, delta), state
-
-    process = build_process(
+    return build_process(
         model,
         client=client,
         server=server,
         client_state=model.initial_weights().trainable,
+        personal=lambda weights, own: weights._replace(trainable=own),
         aggregator=aggregator,
+        send=send_weights,
         guards=guards,
-    )
-    return with_facts(
-        process,
-        algorithm=f"Ditto({proximal:g})",
-        personal_weights="all",
-        client_optimizer=train.optimizer,
-        personal_optimizer=personalise.optimizer,
-        epochs=epochs,
+        name=f"Ditto({proximal:g})",
+        settings={
+            "personal weights": "all",
+            "client optimizer": train.optimizer,
+            "server optimizer": server,
+            "personal optimizer": personalize.optimizer,
+            "epochs": epochs,
+        },
     )

@@ -29,13 +29,13 @@ from ray_fed.learning.composition import Broadcast, Guards, build_process, send_
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Model, expect_model
 from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.processes import LearningProcess
 
 
 @tracebacks.shorten
 def build_fed_avg(
     model: Model,
-    client_optimizer: OptimizerLike,
+    client_optimizer: OptimizerLike | None = None,
     server_optimizer: OptimizerLike | None = None,
     *,
     epochs: int = 1,
@@ -45,54 +45,57 @@ def build_fed_avg(
 ) -> LearningProcess:
     """Build federated averaging, weighted by the clients' numbers of examples.
 
-    The process holds
+    The process has two computations:
 
-        initialize   ( -> ServerState@SERVER), with the Keras model's weights of now
+        initialize   ( -> ServerState@SERVER), with the Keras model's current weights
         next         (<ServerState@SERVER, model.data_type> ->
                       <ServerState@SERVER, metrics@SERVER>)
 
-    Metrics are those of the clients' training, each batch measured before its step:
-    loss, num_examples (passes times examples), and the model's own. Running statistics
-    are averaged like weights. A round without any example moves no weight.
+    The metrics are `loss`, `num_examples` (passes times examples) and the model's own.
+    They are sums over the clients' batches, and each batch is measured before its step.
+    Running statistics are averaged like weights. A round without examples changes no
+    weight.
 
     Args:
-        model: to train.
-        client_optimizer: of Keras, an object or a name, copied now; each client starts
-            with a fresh one.
-        server_optimizer: likewise; takes the average delta as minus the gradient. Its
-            variables are part of the state. By default SGD with rate 1. A schedule as
-            its learning rate counts rounds.
-        epochs: passes of each client over its data in a round, >= 1.
-        aggregator: how updates become one, by default their weighted mean.
-        client_learning_rate: of the clients by round; None: as `client_optimizer` says.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
+        model: The model to train.
+        client_optimizer: The optimizer of each client: an optimizer of Keras, or its
+            name. It is copied now, and each client starts with a fresh copy. None: the
+            optimizer that the Keras model was compiled with.
+        server_optimizer: The optimizer of the server, which receives the negative
+            average delta as the gradient. Its variables are part of the state. A
+            schedule as its learning rate counts rounds. None: SGD with rate 1.
+        epochs: Passes of each client over its data in a round, >= 1.
+        aggregator: The aggregation of updates, by default their weighted mean.
+        client_learning_rate: The clients' learning rate by round. None: the rate of
+            `client_optimizer`.
+        guards: The handling of broken updates and empty rounds, by default `Guards()`.
 
     Raises:
-        ValueMismatchError: an optimizer, or a schedule, is not one of Keras.
+        ValueMismatchError: An optimizer or a schedule is not one of Keras.
         ConfigError: `epochs` is below 1.
     """
     expect_model(model)
     train = LocalTraining(model, client_optimizer, epochs, client_learning_rate)
     server = OptimizerSpec.of(server_optimizer or keras.optimizers.SGD(1.0))
 
-    def client(broadcast: Broadcast, dataset: Any) -> Any:
+    def client(broadcast: Broadcast, dataset: Any, *, epochs: Any = None) -> Any:
         weights = broadcast.weights
-        trained = train(weights, dataset, round_index=broadcast.round_index)
+        index = broadcast.round_index
+        trained = train(weights, dataset, round_index=index, epochs=epochs)
         num_examples = trained.num_examples
         return model.delta(weights, trained.weights), num_examples, trained.totals
 
-    process = build_process(
+    return build_process(
         model,
         client=client,
         server=server,
         send=send_weights,
         aggregator=aggregator,
         guards=guards,
-    )
-    return with_facts(
-        process,
-        algorithm="federated averaging",
-        client_optimizer=train.optimizer,
-        server_optimizer=server,
-        epochs=epochs,
+        name="federated averaging",
+        settings={
+            "client optimizer": train.optimizer,
+            "server optimizer": server,
+            "epochs": epochs,
+        },
     )

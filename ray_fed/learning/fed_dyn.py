@@ -1,4 +1,4 @@
-"""FedDyn: each client minimises its loss with a penalty that follows the rounds.
+"""FedDyn: each client minimizes its loss with a penalty that follows the rounds.
 
     client k    w_k = argmin F_k(w) - <g_k, w> + alpha / 2 |w - w_t|^2
                 keeps g_k <- g_k - alpha (w_k - w_t)
@@ -16,25 +16,27 @@ Source:
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 import ray_fed.tracebacks as tracebacks
-from ray_fed.learning.aggregators.aggregator import mean, with_sum
-from ray_fed.learning.checks import check_positive, read_whole
+from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.aggregators.aggregator import Aggregator, mean, with_sum
+from ray_fed.learning.checks import check_positive
 from ray_fed.learning.composition import Broadcast, Guards, build_process, send_weights
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerLike
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.processes import LearningProcess
 
 
 class FedDynUpdate(NamedTuple):
-    """What a client of FedDyn sends.
+    """The update of a client of FedDyn.
 
     Attributes:
-        delta: of its weights.
-        count: 1, which is summed.
+        delta: The change of the client's weights.
+        count: 1 if the client has examples, else 0. The server gets the sum.
     """
 
     delta: Delta
@@ -44,42 +46,50 @@ class FedDynUpdate(NamedTuple):
 @tracebacks.shorten
 def build_fed_dyn(
     model: Model,
-    client_optimizer: OptimizerLike,
+    client_optimizer: OptimizerLike | None = None,
     *,
     alpha: float,
     num_clients: int,
     epochs: int = 1,
+    aggregator: Aggregator | None = None,
+    client_learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
-    """Build FedDyn, whose clients keep a gradient of their own over rounds.
+    """Build FedDyn, whose clients keep a gradient of their own between rounds.
 
-    Clients count the same, however many examples they have; one without any changes
-    nothing. What clients keep is run as that of `build_scaffold` is.
+    Each client has the same weight, whatever its number of examples. A client without
+    examples changes nothing. `next` takes and returns the clients' values as that of
+    `build_scaffold` does.
+
+    Other arguments are those of `build_fed_avg`.
 
     Args:
-        model: to train.
-        client_optimizer: as of `build_fed_avg`.
-        alpha: of the paper, > 0: how strongly clients are pulled.
-        num_clients: m of the paper: all that ever take part, >= 1.
-        epochs: passes of each client over its data in a round, >= 1.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
+        alpha: alpha of the paper, > 0: how strongly clients are pulled.
+        num_clients: m of the paper: the number of all clients that ever take part,
+            >= 1.
+        aggregator: The aggregation of deltas, by default their unweighted mean.
 
     Raises:
-        ValueMismatchError: the optimizer is not one of Keras.
-        ConfigError: a number is out of its range.
+        ValueMismatchError: The optimizer or the schedule is not one of Keras.
+        ConfigError: A number is out of its range, or the aggregator adds noise.
     """
     expect_model(model)
     check_positive("alpha", alpha)
     read_whole("num_clients", num_clients, 1)
-    train = LocalTraining(model, client_optimizer, epochs)
+    train = LocalTraining(model, client_optimizer, epochs, client_learning_rate)
     zeros = tuple(map(np.zeros_like, model.initial_weights().trainable))
 
     def client(server: Broadcast, batches: Any, own: Any) -> Any:
-        def regularise(gradients: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
+        def regularize(gradients: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
             parts = zip(gradients, own, weights, server.weights.trainable, strict=True)
             return [g - g_k + alpha * (w - w_t) for g, g_k, w, w_t in parts]
 
-        trained = train(server.weights, batches, correct=regularise)
+        trained = train(
+            server.weights,
+            batches,
+            correct=regularize,
+            round_index=server.round_index,
+        )
         delta = model.delta(server.weights, trained.weights)
         moved = zip(own, delta.trainable, strict=True)
         new = tuple(g_k - alpha * d for g_k, d in moved)
@@ -96,21 +106,20 @@ def build_fed_dyn(
         )
         return model.move(weights, delta._replace(trainable=moved)), h
 
-    process = build_process(
+    return build_process(
         model,
         client=client,
         server=server,
         server_state=zeros,
         client_state=zeros,
         send=send_weights,
-        aggregator=with_sum(mean(weighted=False)),
+        aggregator=with_sum(aggregator or mean(weighted=False)),
         num_clients=num_clients,
         guards=guards,
-    )
-    return with_facts(
-        process,
-        algorithm=f"FedDyn({alpha:g})",
-        client_optimizer=train.optimizer,
-        epochs=epochs,
-        clients=num_clients,
+        name=f"FedDyn({alpha:g})",
+        settings={
+            "client optimizer": train.optimizer,
+            "epochs": epochs,
+            "clients": num_clients,
+        },
     )

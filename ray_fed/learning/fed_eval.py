@@ -1,34 +1,57 @@
-"""Federated evaluation: loss and metrics over all clients' examples.
+"""Federated evaluation: loss and metrics over all clients, or of each client.
 
-Evaluation by client: what each client's own metrics are, after fine-tuning or not.
+A client can be fine-tuned before its own evaluation.
 
-Source of fine-tuning before evaluation, there called personalization:
+Source of fine-tuning before evaluation, which it calls personalization:
     Kangkang Wang, Rajiv Mathews, Chloé Kiddon, Hubert Eichner, Françoise Beaufays,
     Daniel Ramage: Federated Evaluation of On-device Personalization. 2019,
     https://arxiv.org/abs/1910.10252.
+
+Source of the index of fairness in `spread`:
+    Raj Jain, Dah-Ming Chiu, William R. Hawe: A Quantitative Measure of Fairness and
+    Discrimination for Resource Allocation in Shared Computer Systems. DEC Research
+    Report TR-301, 1984, https://arxiv.org/abs/cs/9809099.
 """
 
+import array
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.batches import check_batches, check_clients
+from ray_fed.data import NamedClients
+from ray_fed.learning.batches import (
+    BatchCaster,
+    check_batches,
+    check_clients,
+    count_rows,
+    detach,
+)
 from ray_fed.learning.checks import check_number, expect_kind
+from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.history import flatten_numbers
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.objectives import Totals
 from ray_fed.learning.optimizers import OptimizerLike
 from ray_fed.learning.processes import LearningProcess, build_initialize
-from ray_fed.program import ClientData
+from ray_fed.learning.run_fingerprint import with_ids
+from ray_fed.program import ClientData, ClientReference
 
 _logger = logging.getLogger("ray_fed.learning.run_loop")
 
@@ -37,28 +60,30 @@ _logger = logging.getLogger("ray_fed.learning.run_loop")
 def build_fed_eval(
     model: Model | Mapping[str, Model], training: LearningProcess | None = None
 ) -> LearningProcess:
-    """Build the evaluation of a model, or of several at once, on clients' data.
+    """Build the evaluation of a model, or of several models, on clients' data.
 
-    The process holds
+    The process has two computations:
 
-        initialize   ( -> S@SERVER), what there is to evaluate before any training
+        initialize   ( -> S@SERVER), the state before any training
         next         (<S@SERVER, model.data_type> -> metrics@SERVER)
 
-    where S is the `ModelWeights` of the model, such as `state.weights`; or, with
-    `training`, the whole state of that process. Of several models, S and the metrics
-    are by name, and each client goes through its data once for each model. A test set
-    that the server holds is evaluated as the data of one client:
+    S is the `ModelWeights` of the model, such as `state.weights`. With `training`, it
+    is the whole state of that process. With several models, S and the metrics have one
+    member for each name, and each client goes through its data once for each model.
+
+    To evaluate a test set of the server, pass it as the data of one client:
     `evaluation.next(state, [test_batches])`.
 
-    Metrics are loss (NaN over no examples), num_examples, and the model's own.
+    The metrics are `loss` (NaN without examples), `num_examples` and the model's own.
 
     Args:
-        model: to evaluate; several by name, all of one `data_type`.
-        training: the process whose state `next` takes; None: it takes weights.
+        model: The model to evaluate, or a dictionary of models by name. These must
+            have the same `data_type`.
+        training: The process whose state `next` takes. None: `next` takes weights.
 
     Raises:
-        ConfigError: there are no models, their data differ in type, there are several
-            with `training`, or `training` is of other weights.
+        ConfigError: There are no models, their types of data differ, there are several
+            with `training`, or `training` trains other weights.
     """
     if isinstance(model, Mapping):
         return _build_for_several(dict(model), training)
@@ -110,7 +135,7 @@ def _build_for_several(
 
 
 def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> Any:
-    """Return the type of the data that all models take."""
+    """Return the data type of all models, or raise ConfigError."""
     if training is not None or not models:
         raise errors.ConfigError(
             f"Expected one model with `training`, or some without, found {len(models)}"
@@ -128,7 +153,7 @@ def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> 
 
 
 def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any, Any]:
-    """Return what makes the first state to evaluate, and what selects its weights."""
+    """Return computations of the first state, and of the weights of a state."""
     expect_model(model)
     if training is None:
         initialize = build_initialize(model.initial_weights())
@@ -152,10 +177,7 @@ def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any
 
 
 def build_measures(model: Model) -> tuple[Any, Any]:
-    """Return two computations: what a client counts, and the metrics of such totals.
-
-    The first takes weights and the batches of a client.
-    """
+    """Return two computations: of a client's totals, and of the metrics of totals."""
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def count(weights: ModelWeights, dataset: Any) -> Totals:
@@ -176,30 +198,31 @@ def build_client_eval(
     fine_tuning: OptimizerLike | None = None,
     epochs: int = 1,
 ) -> LearningProcess:
-    """Build the evaluation of a model by client.
+    """Build the evaluation of a model on each client.
 
-    The process holds
+    The process has two computations:
 
-        initialize   ( -> S@SERVER), as that of `build_fed_eval`
+        initialize   ( -> S@SERVER), as for `build_fed_eval`
         next         (<S@SERVER, model.data_type> -> metrics@CLIENTS)
 
-    or, with `fine_tuning`, where each client first trains on data of its own:
+    With `fine_tuning`, `next` takes two data sets of each client. The client trains on
+    the first, and is evaluated on the second. Then its trained weights are discarded:
 
         next         (<S@SERVER, model.data_type, model.data_type> -> metrics@CLIENTS)
 
-    whose first data are trained on, and the second evaluated. What a client trained is
-    forgotten. Metrics are as those of `build_fed_eval`, over the examples of one
-    client. `spread` makes numbers of them.
+    The metrics are those of `build_fed_eval`, over the examples of one client. `spread`
+    summarizes them.
 
     Args:
-        model: to evaluate.
-        training: the process whose state `next` takes; None: it takes weights.
-        fine_tuning: the optimizer of each client, read now; None: none trains.
-        epochs: passes over the data to train on, >= 1.
+        model: The model to evaluate.
+        training: The process whose state `next` takes. None: `next` takes weights.
+        fine_tuning: The optimizer of each client, which is copied now. None: clients do
+            not train.
+        epochs: Passes over the data to train on, >= 1.
 
     Raises:
-        ValueMismatchError: `fine_tuning` is no optimizer of Keras.
-        ConfigError: `epochs` is below 1, or `training` is of other weights.
+        ValueMismatchError: `fine_tuning` is not an optimizer of Keras.
+        ConfigError: `epochs` is below 1, or `training` trains other weights.
     """
     initialize, select = evaluated_state(model, training)
     state_type: Any = initialize.type_signature.result
@@ -220,13 +243,7 @@ def build_client_eval(
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def tune(weights: ModelWeights, dataset: Any) -> ModelWeights:
-        optimizer = training_of_each.optimizer.stamp(model)
-
-        @tf.function(autograph=False)
-        def train() -> ModelWeights:
-            return training_of_each.run(optimizer, weights, dataset)[0]
-
-        return train()
+        return training_of_each(weights, dataset).weights
 
     @fl.federated_computation(state_type, model.data_type, model.data_type)
     def evaluate_tuned(state: Any, tuning_data: Any, data: Any) -> Any:
@@ -237,18 +254,103 @@ def build_client_eval(
     return LearningProcess(initialize, evaluate_tuned, facts=facts)
 
 
+@tracebacks.shorten
+def evaluate_personal(
+    training: LearningProcess,
+    state: Any,
+    client_states: ClientStates | None,
+    data: Sequence[Any] | Mapping[Any, Any],
+    *,
+    cast: bool | None = None,
+) -> list[Mapping[str, Any]]:
+    """Evaluate the own weights of each client, in the default context.
+
+        result = learning.run(training, clients, num_rounds=10)
+        learning.evaluate_personal(
+            training, result.state, result.client_states, held_out
+        )
+
+    It takes processes whose clients keep weights of their own: those of `build_ditto`
+    and `build_fed_per`, and those of `build_process` with `personal`. A client that
+    took part in no round has the initial values of its own weights.
+
+    Args:
+        training: The process.
+        state: The server's state, such as that of a result.
+        client_states: The values that clients keep, such as those of a result.
+        data: Data to evaluate on, for each client: in any form that `run` takes, with
+            the same ids, or with indices if the clients of the run have no ids. A
+            mapping may have some of the clients.
+        cast: Whether arrays are cast to the model's dtypes, as in `run`.
+
+    Returns:
+        The metrics of each client, as `build_client_eval` measures them, in the order
+        of `data`. `spread` summarizes them.
+
+    Raises:
+        ConfigError: Clients of `training` have no weights of their own,
+            `client_states` are missing, or the run had no client of an id.
+        ValueMismatchError: Data or `client_states` are of another type.
+    """
+    expect_kind("training", training, LearningProcess)
+    if training.personal_weights is None:
+        raise errors.ConfigError(
+            "Expected a process whose clients have weights of their own, such as one"
+            f" of `build_ditto` or `build_fed_per`, found {training!r}: evaluate the"
+            " server's weights by `build_client_eval`."
+        )
+    if not isinstance(client_states, ClientStates):
+        raise errors.ConfigError(
+            "Expected the `client_states` of a result, found"
+            f" {errors.describe(client_states)}."
+        )
+    evaluate = _build_personal_eval(training)
+    clients, caster = with_ids(data), BatchCaster(training, cast=cast)
+    check_clients(clients, caster.member)
+    ids: Sequence[Any] = getattr(clients, "ids", range(len(clients)))
+
+    def evaluate_part(part: Sequence[int]) -> Any:
+        own = [ids[index] for index in part]
+        read = [caster(detach(clients[index])) for index in part]
+        check_batches(dict(enumerate(read)), own)
+        batches = NamedClients(read, own) if hasattr(clients, "ids") else read
+        return evaluate(state, client_states.take(own), batches)
+
+    return list(_evaluate_parts(evaluate_part, len(clients)))
+
+
+def _build_personal_eval(training: LearningProcess) -> Any:
+    """Return <state@SERVER, kept@CLIENTS, data@CLIENTS> -> metrics@CLIENTS."""
+    model, personalize = training.model, training.personal_weights
+    _, select = evaluated_state(model, training)
+    count, report = build_measures(model)
+    state_type, kept_type, data_type = (
+        each for _, each in training.next.type_signature.parameter.items()
+    )
+
+    @fl.federated_computation(state_type, kept_type, data_type)
+    def evaluate(state: Any, kept: Any, data: Any) -> Any:
+        weights = fl.federated_broadcast(fl.federated_map(select, state))
+        own = fl.federated_map(personalize, (weights, kept))
+        return fl.federated_map(report, fl.federated_map(count, (own, data)))
+
+    return evaluate
+
+
 def choose_evaluation(
     process: LearningProcess,
     evaluate: Callable[[Any], Any] | LearningProcess | None,
     validation_data: Any,
     caster: Callable[[Any], Any],
 ) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Return what evaluates in a run, and as a function of the state; None: none does.
+    """Return the evaluation of a run, and a function of the state that evaluates.
+
+    Both are None if the run does not evaluate.
 
     Raises:
-        ConfigError: one of the two is missing, or says nothing beside the other; or
-            `validation_data` are of another kind, such as a table.
-        ValueMismatchError: `validation_data` are not what the evaluation takes.
+        ConfigError: `evaluate` and `validation_data` do not fit together, or
+            `validation_data` has another type, such as a table.
+        ValueMismatchError: `validation_data` does not fit the evaluation.
     """
     model = getattr(process, "model", None)
     given = validation_data
@@ -265,51 +367,128 @@ def choose_evaluation(
     if not isinstance(evaluate, LearningProcess):
         return evaluate, evaluate
     step = evaluate.next
-    if isinstance(given, tuple) and len(given) == 2:  # noqa: PLR2004
-        given = [dict(zip("xy", given, strict=True))]
-    member = step.type_signature.parameter[1].member
+    signature = step.type_signature
+    is_by_client = getattr(signature.result, "placement", None) is fl.CLIENTS
+    if len(signature.parameter) != 2:  # noqa: PLR2004 (state and data)
+        raise errors.ConfigError(
+            "Expected an evaluation that takes a state and one data set of each client"
+            f" with `validation_data`, found one that takes `{signature.parameter}`:"
+            " call its `next` in a function that is passed as `evaluate`."
+        )
+    with _naming_validation_data():
+        clients = _read_clients(given, signature.parameter[1].member, caster)
+    own = getattr(process, "facts", {}).get("personal weights")
+    if own is not None:
+        _logger.warning(
+            "Clients keep weights of their own (%s), and `validation_data` are"
+            " evaluated with the server's alone: `learning.evaluate_personal` takes"
+            " the `client_states` of the result and evaluates the others.",
+            own,
+        )
+    initial = getattr(process.initialize, "type_signature", None)
+    takes_all = initial is not None and (
+        signature.parameter[0].is_assignable_from(initial.result)
+    )
+
+    def evaluate_clients(state: Any) -> Any:
+        with _naming_validation_data():
+            taken = state if takes_all else state.weights
+            if not is_by_client:
+                return step(taken, clients)
+
+            def evaluate_part(part: Sequence[int]) -> Any:
+                return step(taken, [clients[index] for index in part])
+
+            return spread(_evaluate_parts(evaluate_part, len(clients)))
+
+    return evaluate, evaluate_clients
+
+
+_CLIENTS_AT_ONCE = 1000
+
+
+def _evaluate_parts(
+    evaluate: Callable[[Sequence[int]], Sequence[Mapping[str, Any]]], num_clients: int
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the metrics of each client, evaluating some of them at a time."""
+    for start in range(0, num_clients, _CLIENTS_AT_ONCE):
+        yield from evaluate(range(start, min(start + _CLIENTS_AT_ONCE, num_clients)))
+
+
+_ROWS_AT_ONCE = 32
+"""Rows in each batch of a pair `(x, y)`, as in Keras' `evaluate`."""
+
+
+_OF_ONE_CLIENT: Any = (ClientReference, tf.data.Dataset, Iterator)
+"""Types of one client's data, apart from a list of batches."""
+
+
+def _read_clients(given: Any, member: fl.Type, caster: Callable[[Any], Any]) -> Any:
+    """Return `validation_data` as clients, whose values are copies.
+
+    Args:
+        given: The value that the user passed.
+        member: The type of one client's data.
+        caster: Casts a client's batches to the types of the model.
+
+    Raises:
+        ConfigError: It is neither a pair, nor batches, nor clients.
+        ValueMismatchError: Values have another type, or inputs and labels of a batch
+            have different numbers of rows.
+    """
     is_batch = isinstance(given, Mapping) and any(map(_is_array, given.values()))
+    is_pair = isinstance(given, tuple) and len(given) == 2  # noqa: PLR2004
     if (
         (is_batch and isinstance(member, fl.SequenceType))
-        or isinstance(given, tuple)
+        or (isinstance(given, tuple) and not is_pair)
         or _is_array(given)
     ):
         raise errors.ConfigError(
             "Expected a pair `(x, y)`, a list of batches or clients as"
             f" `validation_data`, found {_describe_batch(given)}."
         )
-    if isinstance(given, Mapping):
-        given = list(given.values())
-    elif isinstance(given, list) and given and not isinstance(given[0], list):
+    if is_pair:
+        given = [_cut_batch(dict(zip("xy", given, strict=True)))]
+    elif isinstance(given, _OF_ONE_CLIENT) or (
+        isinstance(given, list)
+        and given
+        and not isinstance(given[0], (list, *_OF_ONE_CLIENT))
+    ):
         given = [given]
-    clients = list(map(caster, given)) if isinstance(given, list) else given
-    with _naming_validation_data():
-        check_clients(clients, member)
-        if isinstance(clients, list):
-            check_batches(dict(enumerate(clients)))
-            ClientData.from_values(clients, member)  # which checks them
-    own = getattr(process, "facts", {}).get("personal weights")
-    if own is not None:
-        _logger.warning(
-            "Clients keep weights of their own (%s), and `validation_data` are"
-            " evaluated with the server's alone: `client_states` of the result has"
-            " the others.",
-            own,
-        )
-    signature = getattr(process.initialize, "type_signature", None)
-    takes_all = signature is not None and (
-        step.type_signature.parameter[0].is_assignable_from(signature.result)
-    )
+    check_clients(given, member)
+    if isinstance(given, ClientData):
+        return given
+    is_named = isinstance(given, Mapping)
+    is_at_hand = is_named or isinstance(given, list)
+    read = [
+        caster(client if is_at_hand else detach(client))
+        for client in (given.values() if is_named else given)
+    ]
+    ids = list(given) if is_named else list(range(len(read)))
+    check_batches(dict(enumerate(read)), ids if is_named else ())
+    if any(isinstance(client, ClientReference) for client in read):
+        check_clients(read, member)
+        return read
+    return ClientData.from_values(dict(zip(ids, read, strict=True)), member)
 
-    def evaluate_clients(state: Any) -> Any:
-        with _naming_validation_data():
-            return step(state if takes_all else state.weights, clients)
 
-    return evaluate, evaluate_clients
+def _cut_batch(batch: Mapping[str, Any]) -> list[Any]:
+    check_batches({0: [batch]})
+    (num_rows,) = count_rows([batch])
+
+    def cut(value: Any, start: int) -> Any:
+        if isinstance(value, Mapping):
+            parts = cast("Mapping[Any, Any]", value)
+            return {name: cut(part, start) for name, part in parts.items()}
+        return value[start : start + _ROWS_AT_ONCE]
+
+    if num_rows is None:
+        return [batch]
+    return [cut(batch, start) for start in range(0, num_rows, _ROWS_AT_ONCE)]
 
 
 def _is_array(value: object) -> bool:
-    is_table = hasattr(value, "iloc")  # which is told apart later
+    is_table = hasattr(value, "iloc")  # tables have an error of their own
     return hasattr(value, "__array__") and not is_table
 
 
@@ -326,57 +505,83 @@ def _naming_validation_data() -> Generator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note("The data that it is of are `validation_data`.")
+        error.add_note("The error concerns `validation_data`.")
         raise
 
 
 @tracebacks.shorten
 def spread(
-    clients: Sequence[Mapping[str, Any]], *, share: float = 0.1
+    clients: Iterable[Mapping[str, Any]],
+    *,
+    share: float = 0.1,
+    percentiles: Sequence[float] = (10, 25, 75, 90),
 ) -> dict[str, dict[str, float]]:
-    """Return how metrics are spread over clients.
+    """Summarize metrics over clients, such as their fairness.
 
-    Each client counts the same. Clients without examples are left out.
+    Each client has the same weight. Clients without examples are left out. Of each
+    client only its numbers are kept, 8 bytes each, so a generator may yield the metrics
+    of many clients.
 
     Args:
-        clients: metrics of each, as `build_client_eval` returns them.
-        share: of the clients, above 0 and at most 1, that the two ends are, at least
-            one: 0.1 has the worst decile.
+        clients: The metrics of each client, as `build_client_eval` or
+            `evaluate_personal` return them.
+        share: The share of clients in `lowest` and in `highest`, above 0 and at most 1.
+            Each has at least one client. With 0.1 they are the extreme tenths.
+        percentiles: The percentiles to report, from 0 to 100, interpolated linearly.
 
     Returns:
-        For each number, named as in `History.names`: `mean`, `deviation` (of the
-        population), `median`, and the means over the clients with the `lowest` and the
-        `highest` values.
+        For each number, named as in `History.names`: `mean`; `deviation` and `variance`
+        (of the population); `median`; each percentile, such as `p10`; the means over
+        the clients with the `lowest` and the `highest` values; and `jain`, the index of
+        Jain, Chiu and Hawe (1984), which is the squared sum over the number of clients
+        times the sum of squares. It is 1 if all clients have the same positive value,
+        1 / n if only one of n clients has a value above 0, and NaN if all have 0.
 
     Raises:
-        ConfigError: `share` is out of its range, or no client has examples.
+        ConfigError: `share` or a percentile is out of its range, or no client has
+            examples.
     """
     check_number("share", share, lambda part: 0 < part <= 1, "above 0, at most 1")
-    for client in clients:
+    for each in percentiles:
+        check_number("percentiles", each, lambda p: 0 <= p <= 100, "from 0 to 100")  # noqa: PLR2004
+    columns: dict[str, array.array[float]] = {}
+    num_clients = 0
+    for num_clients, client in enumerate(clients, 1):  # noqa: B007 (used below)
         if "num_examples" not in client:
             raise errors.ConfigError(
                 "Expected the metrics of each client, with `num_examples`, found"
                 f" {errors.describe(client)}: pass what `build_client_eval` measured."
             )
-    measured = [
-        dict(flatten_numbers(client))
-        for client in clients
-        if client["num_examples"] > 0
-    ]
-    if not measured:
+        if client["num_examples"] > 0:
+            for name, value in flatten_numbers(client):
+                columns.setdefault(name, array.array("d")).append(value)
+    if not columns:
         raise errors.ConfigError(
-            f"Expected metrics of clients with examples, found {len(clients)} clients"
+            f"Expected metrics of clients with examples, found {num_clients} clients"
             " and no example."
         )
-    num_ends = max(1, round(share * len(measured)))
-    found: dict[str, dict[str, float]] = {}
-    for name in measured[0]:
-        values = np.sort([client[name] for client in measured])
-        found[name] = {
-            "mean": float(values.mean()),
-            "deviation": float(values.std()),
-            "median": float(np.median(values)),
-            "lowest": float(values[:num_ends].mean()),
-            "highest": float(values[-num_ends:].mean()),
-        }
-    return found
+    return {
+        name: _summarize(np.array(column), share, percentiles)
+        for name, column in columns.items()
+    }
+
+
+def _summarize(
+    values: NDArray[np.float64], share: float, percentiles: Sequence[float]
+) -> dict[str, float]:
+    ordered = np.sort(values)
+    num_ends = max(1, round(share * len(ordered)))
+    squares = float(np.sum(ordered**2))
+    at = np.percentile(ordered, list(percentiles)).tolist() if percentiles else []
+    return {
+        "mean": float(ordered.mean()),
+        "deviation": float(ordered.std()),
+        "variance": float(ordered.var()),
+        "median": float(np.median(ordered)),
+        **{f"p{p:g}": value for p, value in zip(percentiles, at, strict=True)},
+        "lowest": float(ordered[:num_ends].mean()),
+        "highest": float(ordered[-num_ends:].mean()),
+        "jain": float(ordered.sum()) ** 2 / (len(ordered) * squares)
+        if squares
+        else float("nan"),
+    }

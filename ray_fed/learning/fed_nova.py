@@ -15,23 +15,25 @@ Source:
 
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import Aggregator, with_sum
-from ray_fed.learning.composition import Broadcast, Guards, build_process
+from ray_fed.learning.composition import Broadcast, Guards, build_process, send_weights
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
-from ray_fed.learning.optimizers import OptimizerLike
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec, server_step
+from ray_fed.learning.processes import LearningProcess
 
 
 class FedNovaUpdate(NamedTuple):
-    """What a client of FedNova sends.
+    """The update of a client of FedNova.
 
     Attributes:
-        delta: of its weights, by step.
-        steps: their number times that of its examples, and that of its examples.
+        delta: The change of the client's weights, divided by its number of steps.
+        steps: The number of steps times the number of examples, and the number of
+            examples. The server gets their sums.
     """
 
     delta: Delta
@@ -41,31 +43,34 @@ class FedNovaUpdate(NamedTuple):
 @tracebacks.shorten
 def build_fed_nova(
     model: Model,
-    client_optimizer: OptimizerLike,
+    client_optimizer: OptimizerLike | None = None,
+    server_optimizer: OptimizerLike | None = None,
     *,
     epochs: int = 1,
     aggregator: Aggregator | None = None,
+    client_learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
     """Build FedNova, weighted by the clients' numbers of examples.
 
+    Other arguments are those of `build_fed_avg`.
+
     Args:
-        model: to train.
-        client_optimizer: as of `build_fed_avg`; the paper's weights are those of SGD
+        client_optimizer: As for `build_fed_avg`. The paper's weights are those of SGD
             without momentum.
-        epochs: passes of each client over its data in a round, >= 1.
-        aggregator: how deltas by step become one, by default their weighted mean.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
+        aggregator: The aggregation of deltas per step, by default their weighted mean.
 
     Raises:
-        ValueMismatchError: the optimizer is not one of Keras.
-        ConfigError: `epochs` is below 1.
+        ValueMismatchError: An optimizer or a schedule is not one of Keras.
+        ConfigError: `epochs` is below 1, or the aggregator adds noise.
     """
     expect_model(model)
-    train = LocalTraining(model, client_optimizer, epochs)
+    train = LocalTraining(model, client_optimizer, epochs, client_learning_rate)
+    optimizer = OptimizerSpec.of(server_optimizer or keras.optimizers.SGD(1.0))
+    move, server_state = server_step(model, optimizer)
 
     def client(server: Broadcast, batches: Any) -> Any:
-        trained = train(server.weights, batches)
+        trained = train(server.weights, batches, round_index=server.round_index)
         steps, size = trained.num_steps, tf.cast(trained.num_examples, tf.float32)
         delta = model.delta(server.weights, trained.weights)
         by_step = tuple(
@@ -78,18 +83,20 @@ def build_fed_nova(
         delta, (steps, size) = update
         effective = tf.math.divide_no_nan(steps, size)
         moved = tuple(tf.cast(effective, d.dtype) * d for d in delta.trainable)
-        return model.move(weights, delta._replace(trainable=moved)), state
+        return move(weights, state, delta._replace(trainable=moved))
 
-    process = build_process(
+    return build_process(
         model,
         client=client,
         server=server,
+        server_state=server_state,
         aggregator=with_sum(aggregator),
+        send=send_weights,
         guards=guards,
-    )
-    return with_facts(
-        process,
-        algorithm="FedNova",
-        client_optimizer=train.optimizer,
-        epochs=epochs,
+        name="FedNova",
+        settings={
+            "client optimizer": train.optimizer,
+            "server optimizer": optimizer,
+            "epochs": epochs,
+        },
     )

@@ -1,6 +1,6 @@
 """FedProx: federated averaging whose clients are pulled to the server's weights.
 
-    client k    minimises F_k(w) + mu / 2 |w - w_t|^2, so that its steps are against
+    client k    minimizes F_k(w) + mu / 2 |w - w_t|^2, so that its steps are against
                 grad F_k(w) + mu (w - w_t)
 
 Source:
@@ -21,13 +21,14 @@ from ray_fed.learning.composition import Broadcast, Guards, build_process, send_
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Model, expect_model
 from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.processes import LearningProcess
+from ray_fed.tensorflow.traced_graph import Number
 
 
 @tracebacks.shorten
 def build_fed_prox(
     model: Model,
-    client_optimizer: OptimizerLike,
+    client_optimizer: OptimizerLike | None = None,
     server_optimizer: OptimizerLike | None = None,
     *,
     proximal: float,
@@ -38,56 +39,53 @@ def build_fed_prox(
 ) -> LearningProcess:
     """Build FedProx: `build_fed_avg` with a proximal term in the clients' loss.
 
-    The metric `loss` is without that term.
+    The metric `loss` does not include the proximal term.
+
+    Other arguments are those of `build_fed_avg`.
 
     Args:
-        model: to train.
-        client_optimizer: as of `build_fed_avg`, like all that is not said here.
-        server_optimizer: by default SGD with rate 1.
-        proximal: mu of the paper, >= 0; 0 is federated averaging.
-        epochs: passes of each client over its data in a round, >= 1.
-        aggregator: how updates become one, by default their weighted mean.
-        client_learning_rate: of the clients by round.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
+        proximal: mu of the paper, >= 0. With 0 it is federated averaging.
+        aggregator: The aggregation of updates, by default their weighted mean.
 
     Raises:
-        ValueMismatchError: an optimizer, or a schedule, is not one of Keras.
+        ValueMismatchError: An optimizer or a schedule is not one of Keras.
         ConfigError: `epochs` is below 1, or `proximal` below 0.
     """
     check_number("proximal", proximal, lambda mu: mu >= 0, "to be at least 0")
     expect_model(model)
-    mu = float(proximal)
+    mu = Number(proximal)
     train = LocalTraining(model, client_optimizer, epochs, client_learning_rate)
     server = OptimizerSpec.of(server_optimizer or keras.optimizers.SGD(1.0))
+    pulls = proximal > 0
 
-    def client(broadcast: Broadcast, dataset: Any) -> Any:
+    def client(broadcast: Broadcast, dataset: Any, *, epochs: Any = None) -> Any:
         start = broadcast.weights
 
         def pull(gradients: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
             triples = zip(gradients, weights, start.trainable, strict=True)
-            return [g + mu * (w - w0) for g, w, w0 in triples]
+            return [g + mu.read(w.dtype) * (w - w0) for g, w, w0 in triples]
 
         trained = train(
             start,
             dataset,
-            correct=pull if mu > 0 else None,
+            correct=pull if pulls else None,
             round_index=broadcast.round_index,
+            epochs=epochs,
         )
         num_examples = trained.num_examples
         return model.delta(start, trained.weights), num_examples, trained.totals
 
-    process = build_process(
+    return build_process(
         model,
         client=client,
         server=server,
         send=send_weights,
         aggregator=aggregator,
         guards=guards,
-    )
-    return with_facts(
-        process,
-        algorithm=f"FedProx({proximal:g})",
-        client_optimizer=train.optimizer,
-        server_optimizer=server,
-        epochs=epochs,
+        name=f"FedProx({proximal:g})",
+        settings={
+            "client optimizer": train.optimizer,
+            "server optimizer": server,
+            "epochs": epochs,
+        },
     )

@@ -15,7 +15,7 @@ from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.composition import Broadcast, Guards, build_process, send_weights
 from ray_fed.learning.models import Delta, Model, expect_model
 from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.processes import LearningProcess
 
 
 @tracebacks.shorten
@@ -26,21 +26,22 @@ def build_fed_sgd(
     aggregator: Aggregator | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
-    """Build FedSGD: the gradient of each client over all of its data, one step a round.
+    """Build FedSGD: each client sends the gradient over all of its data.
 
-    Running statistics of layers are averaged over clients, each after its own batches.
+    The server takes one step per round. The running statistics of layers are averaged
+    over clients, each as it is after the client's batches.
+
+    Other arguments are those of `build_fed_avg`.
 
     Args:
-        model: to train.
-        server_optimizer: of Keras, an object or a name, copied now; takes the mean of
-            the gradients.
-        aggregator: how gradients become one, by default their mean, weighted by the
+        server_optimizer: The optimizer of the server, which receives the mean of the
+            gradients: an optimizer of Keras, or its name. It is copied now.
+        aggregator: The aggregation of gradients, by default their mean, weighted by the
             clients' numbers of examples.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
 
     Raises:
-        ValueMismatchError: the optimizer is not one of Keras, or has a setting that
-            cannot mean here what it does in `fit`; it is named.
+        ValueMismatchError: The optimizer is not one of Keras, or has a setting that
+            cannot work here as it does in `fit`. The error names the setting.
     """
     expect_model(model)
     server = OptimizerSpec.of(server_optimizer)
@@ -53,12 +54,13 @@ def build_fed_sgd(
         totals = gradient.totals
         return Delta(minus, statistics), totals.num_examples, totals
 
-    process = build_process(
+    return build_process(
         model,
         client=client,
         server=server,
         send=send_weights,
         aggregator=aggregator,
         guards=guards,
+        name="FedSGD",
+        settings={"server optimizer": server},
     )
-    return with_facts(process, algorithm="FedSGD", server_optimizer=server)

@@ -1,21 +1,19 @@
-"""What a run did, a row a round: as a sequence, a table, a picture.
+"""The rounds of a run, as a sequence, a table and a plot.
 
-Metrics as a history keeps them: the same types before a run is saved and after.
-
-A history in a notebook: a table of rounds.
-
-When a run ends before its last round: functions of its history.
+A history keeps metrics as plain values, so that a saved run has the same types.
 """
 
 import dataclasses
 import json
+import logging
 import math
-import numbers
+import operator
 import os
 import pathlib
-import re
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport]  # numpy learns bfloat16
 import numpy as np
@@ -25,22 +23,25 @@ import ray_fed.errors as errors
 import ray_fed.observability.timeline as timeline
 import ray_fed.tracebacks as tracebacks
 from ray_fed.imports import import_extra
-from ray_fed.learning.checks import read_whole
 from ray_fed.observability import reprs
 from ray_fed.program.checkpoint_store import Decoder, Encoder, Versions
+from ray_fed.program.record_log import RecordLog
+
+_logger = logging.getLogger("ray_fed.learning.run_loop")
 
 NUMBERS = "biufV"
-"""Kinds of numpy's dtypes that are numbers; bfloat16 is of kind `V`."""
+"""Kinds of NumPy dtypes that are numbers. bfloat16 has the kind `V`."""
 
 MOST_ELEMENTS = 100
-"""Elements of an array that have names of their own; a larger one has none."""
+"""Elements of a larger array have no names of their own."""
 
 
 def read_evaluation(found: Any) -> dict[str, Any]:
-    """Return what `evaluate` returned, as `read_metrics` does.
+    """Return the metrics of `evaluate` as plain values, as `read_metrics` does.
 
     Raises:
-        ValueMismatchError: it has no names, or a value is of a kind that is not kept.
+        ValueMismatchError: It is not a mapping, a value has an unsupported type, or two
+            numbers have one name.
     """
     if not isinstance(found, Mapping) and not hasattr(found, "_asdict"):
         raise errors.ValueMismatchError(
@@ -49,22 +50,32 @@ def read_evaluation(found: Any) -> dict[str, Any]:
             ' mapping, such as {"loss": 0.5}, or what `learning.spread` makes of the'
             " metrics of each client."
         )
-    return read_metrics(found, "evaluation")
+    metrics = read_metrics(found, "evaluation")
+    names = Counter(name for name, _ in flatten_numbers(metrics))
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise errors.ValueMismatchError(
+            f"Expected one number by each name from `evaluate`, found several by the"
+            f" names {twice[:5]}: members of `f1` have names such as `f1/0`. Rename"
+            " some."
+        )
+    return metrics
 
 
 def read_metrics(found: Any, label: str) -> Any:
     """Return metrics as plain values.
 
     Mappings and named tuples become dicts. Tensors, and references to values, become
-    arrays of numpy, or its numbers where they have no dimension.
+    NumPy arrays, or NumPy numbers if they have no dimension. Arrays are copied, and the
+    copies are read-only.
 
     Args:
-        found: numbers, text, bytes, arrays, tensors, or mappings, lists and tuples of
+        found: Numbers, text, bytes, arrays, tensors, or mappings, lists and tuples of
             these.
-        label: what it is, for the error.
+        label: The name of the value in errors.
 
     Raises:
-        ValueMismatchError: a value is of another kind.
+        ValueMismatchError: A value has another type.
     """
     if found is None or type(found) in (bool, int, float, str, bytes):
         return found
@@ -72,7 +83,13 @@ def read_metrics(found: Any, label: str) -> Any:
         found = found._asdict()
     if isinstance(found, Mapping):
         pairs = cast("Mapping[Any, Any]", found).items()
-        return {str(k): read_metrics(v, f"{label}.{k}") for k, v in pairs}
+        read = {str(k): read_metrics(v, f"{label}.{k}") for k, v in pairs}
+        if len(read) < len(pairs):
+            raise errors.ValueMismatchError(
+                f"Expected other text for each name in `{label}`, found"
+                f" {list(found)[:5]}: 1 and '1' are one name."
+            )
+        return read
     if isinstance(found, list | tuple):
         kind = list if isinstance(found, list) else tuple
         members = cast("list[Any] | tuple[Any, ...]", found)
@@ -84,6 +101,33 @@ def read_metrics(found: Any, label: str) -> Any:
             f" `{label}`: convert it to one of these."
         )
     return _read_array(found, label)
+
+
+def stack_metrics(clients: Sequence[Any]) -> Any:
+    """Return the metrics of clients with one array for each metric.
+
+    Args:
+        clients: The metrics of each client, in one structure, as a process returns
+            them.
+
+    Returns:
+        The structure, with arrays whose first dimension is the clients. They are
+        read-only. Without clients it is an empty dictionary.
+    """
+    return _stack([read_metrics(each, "client_metrics") for each in clients] or [{}])
+
+
+def _stack(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        names = list(cast("dict[str, Any]", first))
+        return {name: _stack([value[name] for value in values]) for name in names}
+    if isinstance(first, list | tuple):
+        members = cast("list[Any] | tuple[Any, ...]", first)
+        return type(members)(_stack(list(each)) for each in zip(*values, strict=True))
+    stacked = np.stack(values)
+    stacked.flags.writeable = False
+    return stacked
 
 
 def _read_array(found: Any, label: str) -> Any:
@@ -100,17 +144,20 @@ def _read_array(found: Any, label: str) -> Any:
             ) from error
         array = array if array.ndim else array[()]
     if is_number_type(array.dtype):
+        if isinstance(array, np.ndarray):  # others may write to this memory
+            array = array.copy()
+            array.flags.writeable = False
         return array
     return read_metrics(array.tolist(), label)
 
 
 def is_number_type(dtype: np.dtype[Any]) -> bool:
-    """Return whether the elements of arrays of a dtype are numbers."""
+    """Return whether arrays of a dtype contain numbers."""
     return dtype.kind in NUMBERS and not dtype.names
 
 
 def flatten_numbers(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield numbers with their names: `loss`, and `f1/0`, `f1/1` of several in one."""
+    """Yield numbers with their names: `loss`, or `f1/0` and `f1/1` of one metric."""
     if hasattr(metrics, "_asdict"):
         metrics = metrics._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(metrics, list | tuple):
@@ -126,7 +173,7 @@ def flatten_numbers(metrics: object, path: str = "") -> Iterator[tuple[str, floa
 
 
 def name_elements(path: str, shape: Sequence[int]) -> list[str]:
-    """Return the names of an array's elements: its own, if it has one; none of many."""
+    """Return the names of an array's elements, unless it has too many."""
     size = math.prod(shape)
     if size == 1:
         return [path]
@@ -136,7 +183,7 @@ def name_elements(path: str, shape: Sequence[int]) -> list[str]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether plain values are equal; NaN equals NaN."""
+    """Return whether plain values are equal. NaN equals NaN here."""
     match one, other:
         case dict(), dict():
             mine, its = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
@@ -154,11 +201,14 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _shown_row(record: "RoundRecord") -> dict[str, Any]:
-    """Return a round as a notebook shows it: bytes by the million."""
+    """Return a round as a notebook shows it, with bytes in MB."""
     shown: dict[str, Any] = {}
     for name, value in row_of(record).items():
         way = name.removeprefix("bytes_")
-        shown |= {name: value} if way == name else {f"MB {way}": value / 1e6}
+        if way == name or value is None:
+            shown[name if way == name else f"MB {way}"] = value
+        else:
+            shown[f"MB {way}"] = value / 1e6
     return shown
 
 
@@ -173,24 +223,49 @@ _TRAINING, _EVALUATION = "training.", "evaluation."
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RoundRecord:
-    """What one round was and did.
+    """The record of one round.
 
     Attributes:
-        round_index: rounds of the run before this one.
-        clients: of its cohort, by index, in order.
-        training: metrics of the clients' training.
-        evaluation: what `evaluate` returned after the round, as plain values; None
-            where it was not due.
-        seconds: from the call of the round to its metrics, without evaluation.
-        retries: attempts of its subrounds beyond the first of each.
-        dropped: clients of the cohort that the round went on without, by index.
-        bytes_sent: of the state and of clients' values, as its report counts them.
-        bytes_returned: of what came back to the coordinator of the round, likewise.
-        bytes_read: of states that came into this process since the record before: to be
-            saved, or for a callback.
-        started_at: when the round was called, in seconds since 1970.
-        spans: what each worker did when, as tuples of the fields of
+        round_index: The number of rounds of the run before this one.
+        clients: The indices of the clients in the cohort, in order.
+        training: The metrics of the clients' training.
+        evaluation: The metrics of `evaluate` after the round, as plain values. None if
+            the round was not evaluated.
+        seconds: The time from the end of the round before, or from the start of the
+            first round, to the end of this round. It includes waiting for the
+            evaluation and the callbacks of the round before, which run at the same time
+            as this round, but not this round's own.
+        retries: The number of attempts after the first one of each subround.
+        dropped: The indices of clients that the round continued without.
+        bytes_sent: Bytes that the clients of a federation would receive: for each
+            client of the cohort, the tensors of the server that its work uses, such as
+            trainable weights and running statistics. None if the process does not say
+            it. What ray_fed itself moves between processes is in the round's report.
+        bytes_returned: Bytes that these clients would send: for each client that was
+            not dropped, its update in the form that the aggregator has it sent, its
+            weight, and the sums that metrics are made of. Frozen weights and weights of
+            clients' own do not count, nor does evaluation. The two numbers depend
+            neither on the backend nor on the number of workers.
+        bytes_read: Size of the states that this process read since the last record, to
+            save them or for a callback.
+        started_at: When the round was called, in seconds since 1970.
+        spans: The work of each worker over time, as tuples of the fields of
             `observability.timeline.Span`.
+        candidates: The clients that were evaluated before the round for an adaptive
+            sampler, as columns by name: `client` has their indices, and the others have
+            their metrics with the weights that the round began with. None without such
+            a sampler.
+        client_metrics: The metrics of each client's training, if the process has them,
+            see `LearningProcess.with_client_metrics`. Each is an array with one value
+            for each of `clients`, in their order.
+        simulated_time: The simulated seconds of the run after the round, by the clock
+            of `devices`. None without one.
+        wasted_seconds: The simulated seconds of clients' work that ended in the round
+            and entered no round: of late clients and of those that left.
+        versions: For each client, the number of rounds of the run before the state that
+            it worked from, with `devices`. Otherwise empty.
+        live_versions: The number of states that the run held after the round, because
+            clients under way work from them, and of the newest one.
     """
 
     round_index: int
@@ -200,16 +275,27 @@ class RoundRecord:
     seconds: float
     retries: int = 0
     dropped: tuple[int, ...] = ()
-    bytes_sent: int = 0
-    bytes_returned: int = 0
+    bytes_sent: int | None = None
+    bytes_returned: int | None = None
     bytes_read: int = 0
     started_at: float = 0.0
     spans: tuple[tuple[Any, ...], ...] = ()
+    candidates: Mapping[str, tuple[float, ...]] | None = None
+    client_metrics: Mapping[str, Any] | None = None
+    simulated_time: float | None = None
+    wasted_seconds: float = 0.0
+    versions: tuple[int, ...] = ()
+    live_versions: int = 1
 
     @property
     def round(self) -> int:
-        """The number of the round, from 1: what tables, plots and files call it."""
+        """The number of the round, from 1, as in tables, plots and files."""
         return self.round_index + 1
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """For each client, the number of rounds since the state that it worked from."""
+        return tuple(self.round_index - version for version in self.versions)
 
     @override
     def __eq__(self, other: object) -> bool:
@@ -230,10 +316,10 @@ class RoundRecord:
         return reprs.draw_facts(f"round {self.round}", _shown_row(self))
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers of metrics by name: `training.loss`.
+        """Return the numbers of metrics by name, such as `training.loss`.
 
-        Of several in one metric each has a name of its own, `evaluation.f1_score/0`;
-        of arrays with more than 100 elements none has.
+        If a metric has several numbers, each has its own name, such as
+        `evaluation.f1_score/0`. Arrays with more than 100 elements are left out.
         """
         parts = {_TRAINING: self.training, _EVALUATION: self.evaluation or {}}
         return {
@@ -243,7 +329,7 @@ class RoundRecord:
         }
 
     def timeline(self) -> Any:
-        """Return a matplotlib figure: a lane a worker, a bar a subround.
+        """Return a matplotlib figure with a lane for each worker.
 
         Raises:
             UserError: matplotlib is not installed.
@@ -252,44 +338,121 @@ class RoundRecord:
         return timeline.draw_spans(spans, f"round {self.round} of the run")
 
 
+def _read_numbers(records: Iterable[RoundRecord], name: str) -> list[float | None]:
+    """Return `record.numbers().get(name)` of records, mostly without flattening."""
+    part, _, rest = name.partition(".")
+    get_metrics = operator.attrgetter(part)
+    is_inside = "/" in rest
+    values: list[float | None] = []
+    for record in records:
+        metrics: Any = get_metrics(record)
+        value = metrics.get(rest) if type(metrics) is dict else metrics
+        if type(value) is float or isinstance(value, np.floating):
+            values.append(float(value))
+        elif value is None and not is_inside:
+            values.append(None)
+        else:
+            values.append(record.numbers().get(name))
+    return values
+
+
+class _Column:
+    """A metric by round.
+
+    Attributes:
+        values: One value for each round that was read so far, or None.
+        first: The first round with the metric, if any.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[float | None] = []
+        self.first: int | None = None
+
+    def add(self, values: Sequence[float | None]) -> None:
+        if self.first is None:
+            places = (i for i, value in enumerate(values) if value is not None)
+            inside = next(places, None)
+            self.first = None if inside is None else len(self.values) + inside
+        self.values += values
+
+
+class _Records:
+    """The records of a run, and columns of its metrics, which only grow.
+
+    Histories of one run share it. So the history after one more round needs no copy and
+    does not read the earlier rounds again.
+    """
+
+    def __init__(self, items: Iterable[RoundRecord]) -> None:
+        self.items = list(items)
+        self._columns: dict[str, _Column] = {}
+        self._lock = threading.Lock()
+
+    def column(self, name: str) -> _Column:
+        """Return a metric by its full name. `_EVALUATION` is 1 in evaluated rounds."""
+        with self._lock:
+            column = self._columns.setdefault(name, _Column())
+            new = self.items[len(column.values) :]
+            if name == _EVALUATION:
+                column.add([None if r.evaluation is None else 1.0 for r in new])
+            else:
+                column.add(_read_numbers(new, name))
+        return column
+
+
 def to_json(record: RoundRecord) -> bytes:
-    """Return a record as a saved run has it."""
+    """Return a record in the form in which a run is saved."""
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     return json.dumps(Encoder().describe(fields, f"round {record.round}")).encode()
 
 
-def from_json(content: bytes, where: str) -> list[RoundRecord]:
-    """Return the records of a list that `to_json` described.
+def from_json(lines: Iterable[bytes]) -> list[RoundRecord]:
+    """Return the records that `to_json` described."""
+    return [RoundRecord(**Decoder().decode(json.loads(line))) for line in lines]
 
-    Raises:
-        StateFormatError: another version of ray_fed wrote them.
+
+def open_log(path: object) -> RecordLog:
+    """Return where a run saves its records.
+
+    Args:
+        path: The `storage_path` of the run.
     """
-    described = json.loads(content)
-    if not all("kind" in each for each in described):
-        raise errors.StateFormatError(
-            f"Expected the rounds of a run in `{where}` as this version of ray_fed"
-            " saves them, found those of an earlier one: read them with the version"
-            " that wrote them."
-        )
-    return [RoundRecord(**Decoder().decode(each)) for each in described]
+    return RecordLog(path, "history_")
+
+
+class Seen(NamedTuple):
+    """How much of a history was read by `History.read_new`.
+
+    Attributes:
+        name: The full name of the metric.
+        shared: The records that the history shares with its continuations.
+        size: The number of rounds that were read.
+        start: The first of these that was new.
+    """
+
+    name: str
+    shared: Any
+    size: int
+    start: int = 0
 
 
 _PANELS_A_ROW = 4  # of a plot: a notebook is about as wide
 
 
 class History(Sequence[RoundRecord]):
-    """The rounds of a run, in order; equal to one of equal rounds.
+    """The records of a run's rounds, in order.
 
     Args:
-        records: one a round, from the first one on.
-        evaluates: whether the run has an `evaluate`: a metric's bare name is that of
-            evaluation then.
+        records: The records from the first round on.
+        evaluates: Whether the run evaluates. If so, a metric's name without a prefix is
+            that of the evaluation.
     """
 
     def __init__(
         self, records: Iterable[RoundRecord] = (), *, evaluates: bool = False
     ) -> None:
-        self._records = tuple(records)
+        self._shared = _Records(records)
+        self._size = len(self._shared.items)
         self._evaluates = evaluates
 
     @overload
@@ -299,43 +462,57 @@ class History(Sequence[RoundRecord]):
     @override
     def __getitem__(self, index: int | slice) -> "RoundRecord | History":
         if isinstance(index, slice):
-            return History(self._records[index], evaluates=self._evaluates)
-        return self._records[index]
+            places = range(self._size)[index]
+            records = (self._shared.items[place] for place in places)
+            return History(records, evaluates=self._evaluates)
+        return self._shared.items[range(self._size)[index]]
 
     @override
     def __len__(self) -> int:
-        return len(self._records)
+        return self._size
 
     @classmethod
     @tracebacks.shorten
     def load(cls, path: str | os.PathLike[str]) -> "History":
-        """Return the rounds of a run that was saved, from its `storage_path` alone.
+        """Return the history of a saved run. The run may still be running.
 
         Args:
-            path: of the run, or its URI; nothing is written there.
+            path: The `storage_path` of the run. Nothing is written there.
 
         Raises:
-            ConfigError: no round of a run is saved there.
-            StorageError: it cannot be read.
-            StateFormatError: another version of ray_fed wrote what is saved.
-            SavedStateError: all that is saved is damaged.
+            ConfigError: No round of a run is saved there.
+            StorageError: The path cannot be read.
+            SavedStateError: All records are damaged.
         """
-        versions = Versions(path, "round_")
-        values, version = versions.read_latest()
-        if values is None:
+        rounds = Versions(path, "round_").find()  # before records: these are first
+        if not rounds:
             raise errors.ConfigError(
                 f"Expected the rounds of a run in `{os.fspath(path)}`, found none: pass"
                 " its `storage_path`."
             )
-        records = from_json(values["history"], versions.where(version))
-        evaluates = any(record.evaluation is not None for record in records)
-        return cls(records, evaluates=evaluates)
+        log = open_log(path)
+        records = from_json(log.read())
+        whole = [record for record in records if record.round_index < rounds[-1]]
+        if not whole:
+            raise errors.SavedStateError(
+                f"Expected the records of rounds in `{log.where}`, found none that is"
+                " whole."
+            )
+        if whole[-1].round < rounds[-1]:
+            _logger.warning(
+                "Of %d rounds in `%s`, the records after round %d are damaged or lost.",
+                rounds[-1],
+                log.where,
+                whole[-1].round,
+            )
+        evaluates = any(record.evaluation is not None for record in whole)
+        return cls(whole, evaluates=evaluates)
 
     @override
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, History):
             return NotImplemented
-        return self._records == other._records
+        return list(self) == list(other)
 
     @override
     def __hash__(self) -> int:
@@ -343,7 +520,14 @@ class History(Sequence[RoundRecord]):
 
     def with_round(self, record: RoundRecord) -> "History":
         """Return this history and one more round."""
-        return History((*self._records, record), evaluates=self._evaluates)
+        items = self._shared.items
+        if len(items) == self._size:
+            items.append(record)
+        elif items[self._size] is not record:  # another history went on from this one
+            return History((*self, record), evaluates=self._evaluates)
+        more = History(evaluates=self._evaluates)
+        more._shared, more._size = self._shared, self._size + 1
+        return more
 
     @override
     def __repr__(self) -> str:
@@ -357,99 +541,138 @@ class History(Sequence[RoundRecord]):
 
     @tracebacks.shorten
     def values(self, metric: str) -> list[float | None]:
-        """Return a metric by round; None where a round has none.
+        """Return a metric by round, with None for rounds without the metric.
 
         Args:
-            metric: one of `names()`; or its bare name, as `loss`: that of evaluation in
-                a run that evaluates, else that of training.
+            metric: One of `names()`, or its name without a prefix, such as `loss`. That
+                is the evaluation's metric if the run evaluates, and otherwise the
+                training's.
 
         Raises:
-            ConfigError: it is no name, or rounds have metrics, but not this one.
+            ConfigError: Rounds have metrics, but not this one.
         """
-        _expect_name(metric)
-        name = self._full_name(metric)
-        return [record.numbers().get(name) for record in self]
+        name = self.full_name(metric)
+        return self._shared.column(name).values[: self._size]
 
-    def _full_name(self, metric: str) -> str:
-        names = self.names()
-        evaluated = any(record.evaluation is not None for record in self)
+    def full_name(self, metric: str) -> str:
+        """Return the name of a metric with its prefix.
+
+        Args:
+            metric: As for `values`.
+
+        Raises:
+            ConfigError: As for `values`.
+        """
+        expect_name(metric)
+        if metric.startswith(_TRAINING) and self._has(metric):
+            return metric
+        evaluated = self._has(_EVALUATION)
         if metric.startswith((_TRAINING, _EVALUATION)):
             name = metric
-        elif _EVALUATION + metric in names or (self._evaluates and not evaluated):
+        elif self._has(_EVALUATION + metric) or (self._evaluates and not evaluated):
             name = _EVALUATION + metric
         else:
             name = _TRAINING + metric
         may_come = self._evaluates and name.startswith(_EVALUATION)
-        has_part = evaluated if may_come else len(self) > 0
-        if name not in names and has_part:
+        has_part = evaluated if may_come else self._size > 0
+        if has_part and not self._has(name):
             raise errors.ConfigError(
-                f"Expected one of the metrics {names}, or what follows the dot, found"
-                f" `{metric}`."
+                f"Expected one of the metrics {self.names()}, or what follows the dot,"
+                f" found `{metric}`."
             )
         return name
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a flat dict for each round, what CSV and tables show.
+    def _has(self, name: str) -> bool:
+        first = self._shared.column(name).first
+        return first is not None and first < self._size
 
-        `round` is its number, from 1.
+    def read_new(self, metric: str, seen: "Seen | None") -> "tuple[list[Any], Seen]":
+        """Return the values of a metric that are new since an earlier call.
+
+        Args:
+            metric: As for `values`.
+            seen: The second result of the earlier call, or None.
+
+        Returns:
+            The new values, and the argument of the next call. All values are new if
+            this history does not continue the earlier one.
+
+        Raises:
+            ConfigError: As for `values`.
+        """
+        name = self.full_name(metric)
+        now = Seen(name, self._shared, self._size)
+        column = self._shared.column(name).values
+        begins = seen is not None and seen[:2] == now[:2] and seen.size <= now.size
+        start = seen.size if seen is not None and begins else 0
+        return column[start : self._size], now._replace(start=start)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a flat dict for each round, as in CSV files and tables.
+
+        `round` is the number of the round, from 1.
         """
         return [row_of(record) for record in self]
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with a row for each round, by its number.
+        """Return a pandas DataFrame with a row for each round. Its index is the number.
 
         Raises:
             UserError: pandas is not installed.
         """
-        pandas = import_extra("pandas", "pandas", "History.to_pandas")
+        pandas = import_extra("pandas", "History.to_pandas")
         frame = pandas.DataFrame(self.rows())
         return frame.set_index("round") if len(self) else frame
 
     @tracebacks.shorten
-    def plot(self, *metrics: str) -> Any:
-        """Return a matplotlib figure with a panel for each metric, by its full name.
+    def plot(
+        self, *metrics: str, x: Literal["round", "simulated_time"] = "round"
+    ) -> Any:
+        """Return a matplotlib figure with a panel for each metric.
 
         Args:
-            *metrics: names as for `values`; by default all but numbers of examples and
-                elements of arrays.
+            *metrics: Names as for `values`. By default these are all metrics except
+                numbers of examples and elements of arrays.
+            x: The horizontal axis: the number of the round, or the simulated hours of
+                the run after it.
 
         Raises:
-            ConfigError: there is no such metric, or no round at all.
+            ConfigError: There is no such metric, no round, or no simulated time.
             UserError: matplotlib is not installed.
         """
-        known = [
-            name
-            for name in self.names()
-            if not name.endswith("num_examples")
-            and not name.rpartition("/")[2].isdigit()
-        ]
-        chosen = [self._full_name(each) for each in metrics] or known
+        known = list(filter(is_curve, self.names()))
+        chosen = [self.full_name(each) for each in metrics] or known
         if not chosen:
             raise errors.ConfigError(
                 "Expected rounds with metrics to plot, found a history of"
                 f" {len(self)} rounds without any number."
             )
-        columns = min(len(chosen), _PANELS_A_ROW)
-        rows = -(-len(chosen) // columns)
-        figure = timeline.new_figure(4.5 * columns, 3.5 * rows)
-        panels = figure.subplots(rows, columns, squeeze=False).ravel()
+        if x not in ("round", "simulated_time"):
+            raise errors.ConfigError(
+                'Expected "round" or "simulated_time" as `x`, found'
+                f" {errors.describe(x)}."
+            )
+        if x == "simulated_time" and any(r.simulated_time is None for r in self):
+            raise errors.ConfigError(
+                "Expected rounds with a simulated time, found some without: pass"
+                " `devices` to `learning.run`."
+            )
+        figure, panels = new_panels(len(chosen))
         for index, name in enumerate(chosen):
-            _plot(panels[index], name, self, color=f"C{index}")
-        for unused in panels[len(chosen) :]:
-            unused.remove()
+            _plot(panels[index], name, self, x, color=f"C{index}")
         return figure
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write when each worker did what in all rounds, in Chrome's trace format.
+        """Write the work of each worker in all rounds, in Chrome's trace format.
 
-        Open the file in https://ui.perfetto.dev. On a context that is not ray_fed's,
-        it has rounds alone.
+        Open the file in https://ui.perfetto.dev. If rounds ran on a context that is not
+        ray_fed's, the file has only the rounds.
 
         Args:
-            path: of the file, JSON; its folder exists.
+            path: The path of the JSON file, whose folder exists.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: The file cannot be written.
         """
         first = min((record.started_at for record in self), default=0.0)
         rounds = [
@@ -472,7 +695,7 @@ class History(Sequence[RoundRecord]):
     def _repr_html_(self) -> str:
         rows = [_shown_row(record) for record in self[-_SHOWN_ROWS:]]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        names.sort(key=_is_cost)  # numbers first: a page may be narrow
+        names.sort(key=_is_cost)  # metrics first, because a page may be narrow
         above = f", the last {len(rows)} of them" if len(self) > len(rows) else ""
         return reprs.draw_table(
             f"{len(self)} rounds{above}",
@@ -481,7 +704,7 @@ class History(Sequence[RoundRecord]):
 
 
 def row_of(record: RoundRecord) -> dict[str, Any]:
-    """Return a round as a flat dict: its cost, then its numbers."""
+    """Return a round as a flat dict, with its cost before its metrics."""
     return {
         "round": record.round,
         "clients": len(record.clients),
@@ -491,7 +714,22 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
         "bytes_sent": record.bytes_sent,
         "bytes_returned": record.bytes_returned,
         "bytes_read": record.bytes_read,
+        **_clock_row(record),
         **record.numbers(),
+    }
+
+
+def _clock_row(record: RoundRecord) -> dict[str, Any]:
+    """Return what the clock of `devices` said; staleness and version are means."""
+    if record.simulated_time is None:
+        return {}
+    count = len(record.versions)
+    return {
+        "simulated_time": record.simulated_time,
+        "wasted_seconds": record.wasted_seconds,
+        "staleness": sum(record.staleness) / count if count else None,
+        "version": sum(record.versions) / count if count else None,
+        "live_versions": record.live_versions,
     }
 
 
@@ -502,89 +740,54 @@ def _show_numbers(record: RoundRecord) -> str:
     )
 
 
-def _plot(panel: Any, name: str, history: History, color: str) -> None:
-    """Draw a metric by round."""
+def new_panels(count: int) -> tuple[Any, list[Any]]:
+    """Return a matplotlib figure with a number of panels, and these.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    columns = min(count, _PANELS_A_ROW)
+    rows = -(-count // columns)
+    figure = timeline.new_figure(4.5 * columns, 3.5 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in panels[count:]:
+        unused.remove()
+    return figure, list(panels[:count])
+
+
+def use_whole_rounds(panel: Any) -> None:
+    """Give a panel whole rounds, plain numbers and a grid."""
     import matplotlib.ticker
 
-    points = zip(
-        (record.round for record in history), history.values(name), strict=True
-    )
-    found = [(number, value) for number, value in points if value is not None]
-    panel.plot(*zip(*found, strict=True), color=color, marker=".")
-    panel.set(xlabel="round", ylabel=name)
     panel.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     panel.ticklabel_format(axis="y", useOffset=False)
     panel.grid(alpha=0.3)
 
 
-_RISING = (
-    *("acc", "accuracy", "auc", "precision", "recall", "score", "io_u", "iou"),
-    *("correlation", "sensitivity", "similarity", "specificity"),
-)
+def is_curve(name: str) -> bool:
+    """Return whether plots show a metric that nobody named.
 
-
-@tracebacks.shorten_init
-@dataclasses.dataclass(frozen=True)
-class EarlyStopping:
-    """Ends a run once a metric has not become better for some time.
-
-    It depends on the history alone, so that a resumed run ends where it would have.
-
-    Attributes:
-        monitor: the metric, as `History.values` takes it.
-        patience: rounds that have the metric and may pass without a better one, >= 1.
-        min_delta: by how much a value must be better to count, >= 0.
-        mode: whether less is better, or more; "auto": by how the name ends, more for
-            accuracies, AUC, precision, recall, scores (F1, R2), overlap (IoU),
-            correlation and similarity, sensitivity and specificity; else less.
-
-    Raises:
-        ConfigError: a field is out of its range.
+    They show neither numbers of examples nor elements of arrays.
     """
-
-    monitor: str
-    patience: int = 1
-    min_delta: float = 0.0
-    mode: Literal["auto", "min", "max"] = "auto"
-
-    def __post_init__(self) -> None:
-        read_whole("patience", self.patience, 1)
-        if not isinstance(self.min_delta, numbers.Real) or not self.min_delta >= 0:
-            raise errors.ConfigError(
-                "Expected a number of at least 0 as `min_delta`, found"
-                f" {errors.describe(self.min_delta)}."
-            )
-        is_rising(self.monitor, self.mode)
-
-    def __call__(self, history: History) -> bool:
-        """Return whether the run should end after these rounds."""
-        sign = -1.0 if is_rising(self.monitor, self.mode) else 1.0
-        values = [sign * v for v in history.values(self.monitor) if v is not None]
-        best, since = math.inf, 0
-        for value in values:
-            if value < best - self.min_delta:
-                best, since = value, 0
-            else:
-                since += 1
-        return since >= self.patience
+    return not name.endswith("num_examples") and not name.rpartition("/")[2].isdigit()
 
 
-def is_rising(metric: str, mode: str) -> bool:
-    """Return whether more of a metric is better.
+def _plot(panel: Any, name: str, history: History, x: str, color: str) -> None:
+    is_round = x == "round"
+    places = [r.round if is_round else (r.simulated_time or 0) / 3600 for r in history]
+    points = zip(places, history.values(name), strict=True)
+    found = [(place, value) for place, value in points if value is not None]
+    panel.plot(*zip(*found, strict=True), color=color, marker=".")
+    panel.set(xlabel="round" if is_round else "simulated hours", ylabel=name)
+    if is_round:
+        use_whole_rounds(panel)
+    else:
+        panel.ticklabel_format(axis="y", useOffset=False)
+        panel.grid(alpha=0.3)
 
-    Raises:
-        ConfigError: the mode is none, or the metric no name.
-    """
-    _expect_name(metric)
-    if mode not in ("auto", "min", "max"):
-        raise errors.ConfigError(
-            f'Expected "auto", "min" or "max" as `mode`, found {errors.describe(mode)}.'
-        )
-    name = re.sub(r"_\d+$", "", re.sub(r"(/\d+)+$", "", metric))  # auc_1, f1_score/0
-    return mode == "max" or (mode == "auto" and name.endswith(_RISING))
 
-
-def _expect_name(metric: object) -> None:
+def expect_name(metric: object) -> None:
+    """Raise ConfigError unless a value is text, such as the name of a metric."""
     if not isinstance(metric, str):
         raise errors.ConfigError(
             "Expected a metric by its name, such as `training.loss`, found"

@@ -1,4 +1,4 @@
-"""What one client does in a round of federated averaging: train, and say how far.
+"""Local training: a client trains the server's weights on its batches.
 
 weights from the server --> variables --> a step for each batch --> weights
 """
@@ -15,74 +15,80 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning.checks import expect_object, read_whole
-from ray_fed.learning.models import Model, ModelWeights, reseed
+from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.checks import expect_object
+from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.objectives import Totals
-from ray_fed.learning.optimizers import (
-    OptimizerLike,
-    OptimizerSpec,
-    StampedOptimizer,
-)
+from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
 
 Correction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
-"""From gradients and weights to the gradients to step against."""
+"""A function from gradients and weights to the gradients to step against."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What local training came to; tensors of the graph that is being traced.
+    """The result of local training, as tensors of the graph that is being traced.
 
     Attributes:
-        weights: after it.
-        totals: of all its batches, each measured before its step.
-        batches: that it went through.
-        epochs: how often.
+        weights: The weights after training.
+        totals: The totals of all batches. Each batch is measured before its step.
+        batches: The client's batches.
+        epochs: The number of passes over the batches, an int or a tensor, i32[].
+        optimizer_state: The variables of the optimizer after the last step, if the call
+            had an `optimizer_state`. Otherwise empty.
     """
 
     weights: ModelWeights
     totals: Totals
     batches: Any
-    epochs: int
+    epochs: Any
+    optimizer_state: tuple[Any, ...] = ()
 
     @property
     def num_examples(self) -> Any:
-        """The examples of one pass, i64[]."""
-        return self.totals.num_examples // self.epochs
+        """The number of examples in one pass, i64[]."""
+        passed, epochs = self.totals.num_examples, self.epochs
+        is_fixed = isinstance(epochs, int)
+        return passed // (epochs if is_fixed else tf.cast(epochs, passed.dtype))
 
     @property
     def num_steps(self) -> Any:
-        """The batches of all passes, f32[]."""
+        """The number of batches in all passes, f32[]."""
         one = np.float32(1)
-        return self.batches.reduce(np.float32(0), lambda n, _: n + one) * self.epochs
+        num_batches = self.batches.reduce(np.float32(0), lambda n, _: n + one)
+        is_fixed = isinstance(self.epochs, int)
+        return num_batches * (self.epochs if is_fixed else tf.cast(self.epochs, "f"))
 
 
 class LocalTraining:
-    """Trains at a client, in the graph being traced: weights in variables.
+    """Trains the weights of a model on a client's batches.
 
         train = LocalTraining(model, "sgd", epochs=2)
         trained = train(server.weights, batches)  # in the function of a client
 
     Args:
-        model: to train.
-        optimizer: of Keras, an object or a name, copied now; each call starts with a
-            fresh one.
-        epochs: passes over the data, >= 1.
-        learning_rate: of the optimizer by round; None: its own.
+        model: The model to train.
+        optimizer: An optimizer of Keras, or its name. It is copied now, and each call
+            starts with a fresh copy. None: the optimizer that the Keras model was
+            compiled with.
+        epochs: Passes over the data, >= 1.
+        learning_rate: The learning rate by round. None: the optimizer's own.
 
     Raises:
-        ValueMismatchError: the optimizer, or the schedule, is not one of Keras.
+        ValueMismatchError: The optimizer or the schedule is not one of Keras.
         ConfigError: `epochs` is below 1.
     """
 
     def __init__(
         self,
         model: Model,
-        optimizer: OptimizerLike | OptimizerSpec,
+        optimizer: OptimizerLike | OptimizerSpec | None = None,
         epochs: int = 1,
         learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None,
     ) -> None:
         self._model = model
-        self.optimizer = OptimizerSpec.of(optimizer)
+        chosen = model.compiled_optimizer if optimizer is None else optimizer
+        self.optimizer = OptimizerSpec.of(chosen)
         self.epochs = read_whole("epochs", epochs, 1)
         self._learning_rate = learning_rate
         if learning_rate is None:
@@ -93,7 +99,7 @@ class LocalTraining:
             "keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9); a rate that"
             " stays is the client optimizer's",
         )
-        if not self.optimizer.takes_rate:
+        if self.optimizer.rate is None:
             raise errors.ValueMismatchError(
                 "Expected a client optimizer whose learning rate is a number, as"
                 " `client_learning_rate` says it by round, found one with a"
@@ -104,6 +110,14 @@ class LocalTraining:
     def __repr__(self) -> str:
         return f"<local training by {self.optimizer}, {self.epochs} epochs>"
 
+    def initial_optimizer_state(self) -> tuple[Any, ...]:
+        """Return the variables of the optimizer before its first step, as arrays.
+
+        They begin with the number of steps and the learning rate, if that is a number.
+        The optimizer's moments follow, weight by weight, in Keras' order.
+        """
+        return self.optimizer.initial_state(self._model)
+
     @tf.autograph.experimental.do_not_convert
     def __call__(
         self,
@@ -112,79 +126,84 @@ class LocalTraining:
         *,
         correct: Correction | None = None,
         optimizer_state: Any = None,
+        updates_state: bool = True,
         round_index: Any = None,
+        epochs: Any = None,
     ) -> Trained:
         """Train on a client's batches, in order.
 
+        Call it in the function of a client, which is traced.
+
         Args:
-            weights: to start from; tensors.
-            batches: of the client, a dataset.
-            correct: called with gradients and weights before each step, returns the
-                gradients to step against; None: as they are.
-            optimizer_state: the variables of the optimizer at each step, which it
-                leaves alone; None: they begin afresh and follow the steps.
-            round_index: i32[], for a learning rate by round.
+            weights: The weights to start from, as tensors.
+            batches: The client's batches, a dataset.
+            correct: A function of gradients and weights that returns the gradients to
+                step against. It is called before each step. None: the gradients are
+                used as they are.
+            optimizer_state: The variables of the optimizer to start from, in the order
+                of `initial_optimizer_state`. None: the optimizer starts anew.
+            updates_state: Whether steps change the optimizer's variables. False: each
+                step uses `optimizer_state` as it is.
+            round_index: The round, i32[], for a learning rate by round.
+            epochs: The passes of this client, i32[], >= 1. None: those of the object.
+
+        Raises:
+            ConfigError: `updates_state` is False without an `optimizer_state`.
         """
-        optimizer = self.optimizer.stamp(self._model)
-
-        def fix_state(gradients: Any, _: Any) -> Any:
-            optimizer.assign_state(optimizer_state)
-            return gradients
-
-        if optimizer_state is not None:
-            correct = fix_state
-
-        @tf.function(autograph=False)
-        def train() -> tuple[ModelWeights, Totals]:
-            if self._learning_rate is not None:
-                optimizer.assign_rate(_rate_of(self._learning_rate, round_index))
-            return self.run(optimizer, weights, batches, correct)
-
-        after, totals = train()
-        return Trained(after, totals, batches, self.epochs)
-
-    def run(
-        self,
-        optimizer: StampedOptimizer,
-        weights: ModelWeights,
-        batches: Any,
-        correct: Correction | None = None,
-    ) -> tuple[ModelWeights, Totals]:
-        """Return weights and totals after all passes, inside of a `tf.function`."""
-        model = self._model
+        if not updates_state and optimizer_state is None:
+            raise errors.ConfigError(
+                "Expected an `optimizer_state` for `updates_state=False`, found none:"
+                " pass the variables that each step uses."
+            )
+        model, optimizer = self._model, self.optimizer.stamp(self._model)
+        passes = self.epochs if epochs is None else epochs
 
         def step(carried: Any, batch: Any) -> Any:
             non_trainable, totals = carried
             now = ModelWeights(optimizer.read_weights(), non_trainable)
-            gradients, passed = model.differentiate(
+            gradients, passed = model.find_gradients(
                 now, batch, totals, optimizer.scale_loss
             )
             if passed.writes:
                 optimizer.assign_weights(passed.weights.trainable)
+            if not updates_state:
+                optimizer.assign_state(optimizer_state)
             optimizer.apply(_corrected(correct, gradients, now.trainable))
             return passed.weights.non_trainable, passed.totals
-
-        optimizer.start(weights.trainable)
-        carried = reseed(model.seed_indices, weights.non_trainable), model.totals.zero()
 
         def one_pass(epoch: Any, carried: Any) -> Any:
             return epoch + 1, batches.reduce(carried, step)
 
-        if self.epochs == 1:
-            carried = batches.reduce(carried, step)
-        else:  # one graph of a pass, however many there are
-            begun = tf.constant(0), carried
-            _, carried = tf.while_loop(
-                lambda epoch, _: epoch < self.epochs, one_pass, begun
-            )
-        non_trainable, totals = carried
-        return ModelWeights(optimizer.finish(), non_trainable), totals
+        @tf.function(autograph=False)
+        def train() -> tuple[ModelWeights, Totals, tuple[Any, ...]]:
+            if optimizer_state is not None:
+                optimizer.assign_state(optimizer_state)
+            if self._learning_rate is not None:
+                optimizer.assign_rate(_rate_of(self._learning_rate, round_index))
+            elif self.optimizer.rate is not None and optimizer_state is None:
+                optimizer.assign_rate(self.optimizer.rate.read(tf.float64))
+            optimizer.start(weights.trainable, begins_anew=optimizer_state is None)
+            carried = model.reseed(weights).non_trainable, model.totals.zero()
+            if isinstance(passes, int) and passes == 1:
+                carried = batches.reduce(carried, step)
+            else:  # one graph of a pass, however many there are
+                begun = tf.constant(0), carried
+                _, carried = tf.while_loop(
+                    lambda epoch, _: epoch < passes, one_pass, begun
+                )
+            non_trainable, totals = carried
+            after = ModelWeights(optimizer.finish(), non_trainable)
+            state = () if optimizer_state is None else optimizer.read_state()
+            return after, totals, state
+
+        after, totals, state = train()
+        return Trained(after, totals, batches, passes, state)
 
 
 def _corrected(
     correct: Correction | None, gradients: Sequence[Any], weights: Sequence[Any]
 ) -> Sequence[Any]:
-    """Return gradients to step against; None stays where the loss has none."""
+    """Return corrected gradients. A gradient of None stays None."""
     if correct is None:
         return gradients
     pairs = list(zip(gradients, weights, strict=True))
@@ -197,11 +216,6 @@ def _corrected(
 
 
 def _rate_of(schedule: Any, round_index: tf.Tensor) -> tf.Tensor:
-    """Return the learning rate of a round, inside of a graph.
-
-    Raises:
-        CompileError: the schedule gives no number there.
-    """
     try:
         return tf.reshape(tf.cast(schedule(round_index), tf.float32), [])
     except Exception as error:

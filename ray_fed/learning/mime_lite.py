@@ -24,15 +24,15 @@ from ray_fed.learning.composition import Guards, ServerView, build_process
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.processes import LearningProcess
 
 
 class MimeUpdate(NamedTuple):
-    """What a client of Mime Lite sends.
+    """The update of a client of Mime Lite.
 
     Attributes:
-        delta: of its weights.
-        gradient: over all of its data, at the server's weights.
+        delta: The change of the client's weights.
+        gradient: The gradient over all of the client's data, at the server's weights.
     """
 
     delta: Delta
@@ -48,23 +48,22 @@ def build_mime_lite(
     aggregator: Aggregator | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
-    """Build Mime Lite around one optimizer, whose variables are the server's.
+    """Build Mime Lite: clients step with the server's optimizer variables.
 
-    A client goes through its data once more than its `epochs`, for the gradient at the
-    server's weights.
+    A client goes through its data once more than its `epochs`, to compute the gradient
+    at the server's weights. The clients' learning rate is that of the optimizer.
+
+    Other arguments are those of `build_fed_avg`.
 
     Args:
-        model: to train.
-        optimizer: of Keras, an object or a name, copied now; its variables are part of
-            the state, and sent to clients.
-        epochs: passes of each client over its data in a round, >= 1.
-        aggregator: how updates become one, by default their mean, weighted by the
+        optimizer: An optimizer of Keras, or its name. It is copied now. Its variables
+            are part of the state and are sent to clients.
+        aggregator: The aggregation of updates, by default their mean, weighted by the
             clients' numbers of examples.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
 
     Raises:
-        ValueMismatchError: the optimizer is not one of Keras, or has a setting that
-            cannot mean here what it does in `fit`; it is named.
+        ValueMismatchError: The optimizer is not one of Keras, or has a setting that
+            cannot work here as it does in `fit`. The error names the setting.
         ConfigError: `epochs` is below 1.
     """
     expect_model(model)
@@ -78,7 +77,9 @@ def build_mime_lite(
     train = LocalTraining(model, spec, epochs)
 
     def client(sent: ServerView, dataset: Any) -> Any:
-        trained = train(sent.weights, dataset, optimizer_state=sent.state)
+        trained = train(
+            sent.weights, dataset, optimizer_state=sent.state, updates_state=False
+        )
         gradient = model.full_gradient(sent.weights, dataset).trainable
         delta = model.delta(sent.weights, trained.weights)
         return MimeUpdate(delta, gradient), trained.num_examples, trained.totals
@@ -96,12 +97,13 @@ def build_mime_lite(
         new_variables = step()
         return model.move(weights, merged.delta), new_variables
 
-    process = build_process(
+    return build_process(
         model,
         client=client,
         server=server,
         server_state=spec.initial_state(model),
         aggregator=aggregator,
         guards=guards,
+        name="Mime Lite",
+        settings={"optimizer": spec, "epochs": epochs},
     )
-    return with_facts(process, algorithm="Mime Lite", optimizer=spec, epochs=epochs)

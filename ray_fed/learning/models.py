@@ -1,40 +1,40 @@
-"""A Keras 3 model as pure functions of its weights: what clients train and evaluate.
+"""A Keras 3 model as pure functions of its weights, which clients train and evaluate.
 
-The Keras model that a user hands in is read and never written: its layers run in a
-`keras.StatelessScope`, on weights that come from the server and go back to it.
+ray_fed reads the user's Keras model but never writes to it. Its layers run in a
+`keras.StatelessScope`, on weights that come from the server and return to it.
 
-A variable that is neither trained nor changed by a batch, such as a weight of a frozen
-layer or a kernel beside its LoRA adapters, is the same in every round, so neither the
-server's state nor a client's update holds it. It is a constant of the graphs that use
-it, which reach a worker once.
+A variable that is neither trained nor changed by a batch is the same in every round.
+Examples are the weights of a frozen layer, and a kernel under LoRA adapters. Such a
+variable is part of neither the server's state nor an update. It is a constant of the
+graphs that use it, and each worker receives it once.
 
-Copies of Keras models, with what their layers learnt, not their configs alone.
-
-What random layers draw from: seeds of one client in one call.
-
-Keras keeps a seed and a count in each random layer (`SeedGenerator`), and counts each
-draw, so steps and epochs differ once clients do:
+Keras keeps a seed and a count in each random layer (`SeedGenerator`) and counts each
+draw. ray_fed adds a key to the seed, so that clients, rounds and calls draw different
+numbers:
 
     at the server           [seed, 0]                  as the layer was made
     at a client             [seed, 0] + key            before its first batch
     after n draws           [seed, 0] + key + [0, n]   by Keras
 
-The key is a random number like all others of ray_fed: of the run's seed, the call (and
-so the round), the client, and the place in the computation. Layers of one seed draw the
-same, as they do in Keras.
+The key is a random number like all others of ray_fed. It depends on the run's seed, the
+call (and so the round), the client, and the position in the computation. As in Keras,
+layers with the same seed draw the same numbers. `ray_fed.tensorflow.keras_seeds` adds
+keys to Keras' draws outside of models.
 """
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Mapping, Sequence
+import hashlib
+import numbers
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import federated_language as fl
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state  # no public name
-from keras.src.random import seed_generator  # no public name
+from tensorflow.python.eager import context  # no public name
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -50,21 +50,24 @@ from ray_fed.learning.objectives import (
 )
 from ray_fed.learning.tensors import widened
 from ray_fed.observability import reprs
+from ray_fed.tensorflow import keras_seeds, trace_keys
 
 # pyright: reportPrivateUsage=false
 
 
 def copy_model(model: keras.Model) -> tuple[keras.Model, dict[int, Any]]:
-    """Return a copy of a functional model, and its variables by those copied.
+    """Return a copy of a functional model, and its variables.
 
-    Layers with variables are made again from their configs, then what they save is
-    loaded; the others are the same objects in all but their place in the model.
+    A layer with variables is made again from its config. Then the values that the
+    original layer saves are loaded. Other layers share everything but their position in
+    the model.
 
     Returns:
-        The copy, and its variables by the `id` of the model's.
+        The copy, and a dictionary from the `id` of each of the model's variables to the
+        variable of the copy.
 
     Raises:
-        ValueMismatchError: a layer cannot be made from its config; it is named.
+        ValueMismatchError: A layer cannot be made from its config. The error names it.
     """
     pairs: list[tuple[Any, Any]] = []
 
@@ -92,7 +95,7 @@ def copy_model(model: keras.Model) -> tuple[keras.Model, dict[int, Any]]:
 
 
 def _twin(layer: Any) -> Any:
-    """Return a second object of a layer without variables, for a second model."""
+    """Return a shallow copy of a layer without variables, for a second model."""
     twin = object.__new__(type(layer))
     vars(twin).update(vars(layer))
     vars(twin).update(_inbound_nodes=[], _outbound_nodes=[])
@@ -100,8 +103,7 @@ def _twin(layer: Any) -> Any:
 
 
 def _remake(layer: Any) -> Any:
-    """Return an unbuilt layer with the config of another."""
-    # Functions and classes of the user's are at hand: they need not be registered.
+    # The user's functions and classes are found here, so they need no registration.
     custom: dict[str, Any] = {}
     for inner in layer._flatten_layers():
         for value in (type(inner), *vars(inner).values()):
@@ -115,11 +117,10 @@ def _remake(layer: Any) -> Any:
 
 
 def _load(layer: Any, copied: Any) -> None:
-    """Give a layer, and those in it, what another has learnt."""
     for original, remade in zip(
         layer._flatten_layers(), copied._flatten_layers(), strict=True
     ):
-        # The config of a layer of layers does not say what was done to these.
+        # The config of an outer layer does not include `enable_lora` of inner layers.
         if getattr(original, "lora_enabled", False) and not remade.lora_enabled:
             remade.enable_lora(original.lora_rank, original.lora_alpha)
     if [v.shape for v in layer.variables] != [v.shape for v in copied.variables]:
@@ -135,14 +136,89 @@ def _load(layer: Any, copied: Any) -> None:
 
 
 def _check_settings(original: Any, remade: Any) -> None:
-    """Raise unless a layer of a user's class has the numbers and texts of another."""
+    """Raise if a layer of a user's class lost a setting when it was made again.
+
+    Inner layers and variables are compared elsewhere. Keras' own attributes are not
+    compared.
+    """
+    plain = keras.layers.Layer(name="plain"), keras.Model(name="plain")
+    by_keras = {name for layer in plain for name in vars(layer)}
+    by_keras |= {"_build_shapes_dict", "_functional"}
     for name, value in vars(original).items():
-        if name.startswith("_") or name in ("name", "built"):
+        if name in by_keras or name.startswith("_self_"):  # of TensorFlow's tracking
             continue
-        if isinstance(value, bool | int | float | str) or value is None:
-            now = getattr(remade, name, None)
-            if now != value:
-                raise _lost(original, f"`{name}` of `{now}`, not `{value}`")
+        now = getattr(remade, name, None)
+        if not _is_alike(value, now):
+            raise _lost(
+                original,
+                f"`{name}` of `{reprs.shorten(str(now))}`, not"
+                f" `{reprs.shorten(str(value))}`",
+            )
+
+
+_COMPARED_ELSEWHERE = (
+    keras.layers.Layer,
+    keras.Variable,
+    keras.metrics.Metric,
+    keras.random.SeedGenerator,
+    types.ModuleType,
+)
+_DEEPEST = 20
+
+
+def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
+    """Return whether an attribute of a layer and of its copy have the same meaning."""
+    if one is other or depth > _DEEPEST or isinstance(one, _COMPARED_ELSEWHERE):
+        return True
+    if isinstance(one, tf.Tensor | np.ndarray | np.generic | numbers.Number):
+        # A config has Python's lists and numbers instead of arrays.
+        with contextlib.suppress(ValueError, TypeError):
+            arrays = np.asarray(one), np.asarray(other)
+            kinds = {array.dtype.kind for array in arrays}
+            return np.array_equal(*arrays, equal_nan=kinds <= set("fc"))
+        return False
+    mine, its = _parts_of(one), _parts_of(other)
+    if mine is None or its is None:
+        return bool(one == other)
+    return (
+        mine[0] == its[0]
+        and len(mine[1]) == len(its[1])
+        and all(
+            _is_alike(this, that, depth + 1)
+            for this, that in zip(mine[1], its[1], strict=True)
+        )
+    )
+
+
+def _parts_of(value: Any) -> tuple[Any, list[Any]] | None:
+    """Return what must be equal, and parts to compare; None if `==` compares both."""
+    match value:
+        case list() | tuple():
+            return list, list(cast("Sequence[Any]", value))
+        case Mapping():
+            named = cast("Mapping[Any, Any]", value)
+            keys = sorted(named, key=repr)
+            return keys, [named[key] for key in keys]
+        case types.FunctionType():
+            cells = map(_content, value.__closure__ or ())
+            return value.__code__, [value.__defaults__, value.__kwdefaults__, *cells]
+        case types.MethodType():
+            return types.MethodType, [value.__func__]
+        case functools.partial():
+            return functools.partial, [value.func, value.args, value.keywords]
+        case _ if hasattr(value, "get_config"):
+            return type(value), [value.get_config()]
+        case _ if type(value).__eq__ is not object.__eq__:
+            return None
+        case _:
+            return type(value), [getattr(value, "__dict__", None)]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet assigned
+        return None
 
 
 def _lost(layer: Any, found: str) -> errors.ValueMismatchError:
@@ -155,65 +231,22 @@ def _lost(layer: Any, found: str) -> errors.ValueMismatchError:
     )
 
 
-def reseed(seed_indices: Sequence[int], non_trainable: Sequence[Any]) -> Any:
-    """Return weights that are not trained, with seeds for a client's next pass.
-
-    Call it in a client's graph: each call draws another key.
-
-    Args:
-        seed_indices: of a `Model`.
-        non_trainable: as in `ModelWeights`; from the server.
-    """
-    seeded = list(non_trainable)
-    if seed_indices:
-        key = _draw()
-        for index in seed_indices:
-            seeded[index] += tf.cast(key, seeded[index].dtype)
-    return tuple(seeded)
-
-
-def _draw() -> tf.Tensor:
-    return tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64)
-
-
-class _GraphSeeds:
-    """Stands for a `SeedGenerator`, without a variable."""
-
-    def next(self, ordered: bool = True) -> tf.Tensor:  # noqa: ARG002, FBT001, FBT002
-        return _draw()
-
-
-@contextlib.contextmanager
-def keyed_global_seeds() -> Generator[None]:
-    """Let layers that draw without a seed draw keyed numbers in the current graph.
-
-    Keras' own global generator is a variable, which belongs to no model and so to no
-    graph of ray_fed.
-    """
-    name = seed_generator.GLOBAL_SEED_GENERATOR
-    before = global_state.get_global_attribute(name)
-    global_state.set_global_attribute(name, _GraphSeeds())
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(name, before)
-
-
 _SEED_NAME = "seed_generator_state"
-"""What Keras names the variable that a random layer draws from."""
+"""Keras' name of the variable from which a random layer draws."""
 
 _MAX_CONSTANT_BYTES = 2**30
-"""A graph, with all else in it, may have twice as many: a limit of protobuf."""
+"""Half of protobuf's limit, because a graph has other contents, too."""
 
 
 class ModelWeights(NamedTuple):
-    """The variables of a model, in the order of the Keras model.
+    """The weights of a model, in the order of the Keras model.
 
     Attributes:
-        trainable: of `keras_model.trainable_variables`.
-        non_trainable: of `keras_model.non_trainable_variables`, such as the running
-            statistics of a batch normalisation; also the seeds of random layers. Those
-            that no batch changes are no part of it: see `from_keras`.
+        trainable: The values of `keras_model.trainable_variables`.
+        non_trainable: The values of `keras_model.non_trainable_variables` that a batch
+            changes. These are running statistics, such as the mean and variance of
+            `BatchNormalization`, and the seeds of random layers. Other variables are
+            constants, see `Model.from_keras`.
     """
 
     trainable: tuple[Any, ...]
@@ -226,12 +259,12 @@ class ModelWeights(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """How far weights moved: the client's minus the server's.
+    """The change of weights: the client's weights minus the server's.
 
     Attributes:
-        trainable: as in `ModelWeights`.
-        statistics: the non-trainable weights at `Model.statistics_indices`, whole
-            numbers as float32.
+        trainable: The changes of the trainable weights.
+        statistics: The changes of the non-trainable weights at
+            `Model.statistics_indices`. Changes of whole numbers are float32.
     """
 
     trainable: tuple[Any, ...]
@@ -239,25 +272,25 @@ class Delta(NamedTuple):
 
 
 def expect_delta(value: object) -> None:
-    """Raise ValueMismatchError unless a value is built as a delta is."""
+    """Raise ValueMismatchError unless a value has the fields of a `Delta`."""
     if not (hasattr(value, "trainable") and hasattr(value, "statistics")):
         is_weights = isinstance(value, ModelWeights)
         raise errors.ValueMismatchError(
-            "Expected how far weights moved, a `Delta`, found"
-            f" {'weights' if is_weights else errors.describe(value)}: have the function"
-            " of a client return `model.delta(server.weights, weights)` first, and an"
-            " aggregator a value that is built as this."
+            "Expected a change of weights, a `Delta`, found"
+            f" {'weights' if is_weights else errors.describe(value)}: return"
+            " `model.delta(server.weights, weights)` first from the function of a"
+            " client, and the same structure from an aggregator."
         )
 
 
 class FullGradient(NamedTuple):
-    """What a pass over a client's data comes to.
+    """The result of `Model.full_gradient`: the gradient over a client's data.
 
     Attributes:
-        trainable: the gradient of the mean loss, of the weights' types; zeros over no
-            example.
-        non_trainable: weights after the pass, as layers leave them in training.
-        totals: of all examples.
+        trainable: The gradient of the mean loss, in the types of the weights. It is
+            zero if there are no examples.
+        non_trainable: The non-trainable weights after the pass.
+        totals: The totals of all examples.
     """
 
     trainable: tuple[Any, ...]
@@ -266,14 +299,14 @@ class FullGradient(NamedTuple):
 
 
 class ForwardPass(NamedTuple):
-    """What a model makes of one batch.
+    """The result of running a model on one batch.
 
     Attributes:
-        loss: f32[], mean over the batch, with the penalties of its layers.
-        weights: after the batch; of the trainable ones, those that a layer wrote to in
-            its `call`, as `keras.layers.SpectralNormalization` does, are others.
-        writes: whether there are any such.
-        totals: those given, with the batch added.
+        loss: The mean loss of the batch, f32[], with the penalties of layers.
+        weights: The weights after the batch. Trainable weights change only if a layer
+            writes to them in its `call`, as `keras.layers.SpectralNormalization` does.
+        writes: Whether a layer wrote to trainable weights.
+        totals: The totals with this batch added.
     """
 
     loss: Any
@@ -283,15 +316,15 @@ class ForwardPass(NamedTuple):
 
 
 class Model:
-    """A functional Keras model with the loss and the metrics to train it by.
-
-    Build it with `from_keras`.
+    """A functional Keras model with its loss and metrics. Build it with `from_keras`.
 
     Attributes:
-        weights_type: of its `ModelWeights`.
-        batch_type: of one batch, `<x=f32[?, ...], y=i32[?]>` for a classifier.
-        data_type: of all clients' data, `{<x=..., y=...>*}@CLIENTS`.
-        totals: counts what `loss` and metrics need.
+        trainable_variables: The trainable variables of the Keras model.
+        weights_type: The type of its `ModelWeights`.
+        batch_type: The type of one batch, such as `<x=f32[?, ...], y=i32[?]>` for a
+            classifier.
+        data_type: The type of all clients' data, `{<x=..., y=...>*}@CLIENTS`.
+        totals: Adds up losses and metrics. `totals.zero()` has no examples.
     """
 
     def __init__(self, keras_model: keras.Model, outputs: Sequence[Output]) -> None:
@@ -312,7 +345,7 @@ class Model:
         written = self._find_written(unseeded, training=True)
         constant = {id(v) for v in unseeded if id(v) not in written}
         self._others = tuple(v for v in others if id(v) not in constant)
-        # Tensors: a graph that uses one has it as a constant, once.
+        # As tensors, which a graph contains once however often it uses them.
         self._constants = [
             (v, tf.constant(v.numpy())) for v in others if id(v) in constant
         ]
@@ -331,9 +364,23 @@ class Model:
         return f"<model {self.describe()}, batches {taken}>"
 
     def describe(self) -> str:
-        """Return its name and the number of its parameters, as text."""
+        """Return the name and the number of parameters, as text."""
         count = self._keras.count_params()
         return f"`{self._keras.name}` of {count:,} parameters"
+
+    def describe_for_graphs(self) -> Any:
+        """Return what graphs are made of; see `trace_keys.Described`."""
+        layers = cast("Any", self._keras)._flatten_layers()
+        # Private attributes change as a layer is called.
+        settings = [trace_keys.settings_of(layer, public=True) for layer in layers]
+        arrays = [value.numpy() for _, value in self._constants]
+        return [
+            trace_keys.describe_keras(self._keras),
+            settings,
+            [v.path for v in (*self.trainable_variables, *self._others)],
+            [hashlib.sha256(array.tobytes()).hexdigest() for array in arrays],
+            self._outputs,
+        ]
 
     @classmethod
     @tracebacks.shorten
@@ -341,56 +388,81 @@ class Model:
         cls,
         keras_model: keras.Model,
         *,
-        loss: Loss | Mapping[str, Loss],
-        metrics: Metrics | Mapping[str, Metrics] = (),
+        loss: Loss | Mapping[str, Loss] | None = None,
+        metrics: Metrics | Mapping[str, Metrics] | None = None,
         label_type: fl.TensorType | Mapping[str, fl.TensorType] | None = None,
     ) -> "Model":
         """Return a model that trains copies of a Keras model's weights.
 
-        Variables that are neither trained nor changed by a batch in training, such as
-        weights of layers with `trainable = False`, or kernels under `enable_lora`, are
-        taken as they are now. They are constants of graphs: no part of the state or of
-        updates, sent to each worker once and not in each round.
+        A variable that is neither trained nor changed by a batch is read now and is a
+        constant from then on. Examples are the weights of layers with
+        `trainable = False`, and kernels under `enable_lora`. Constants are sent to each
+        worker once. They are part of neither the state nor the updates.
 
         Args:
-            keras_model: built and functional; left as it is. Call `ray_fed.init`
-                before you build it: TensorFlow's threads are fixed by the first thing
-                that it computes. Several inputs or outputs have names: the keys of
-                their dictionary, or those of their layers.
-            loss: as Keras' `compile` takes it, an object, a name ("mse") or a function;
-                one number a batch; for several outputs a dictionary, whose losses are
-                summed.
-            metrics: to report, as `compile` takes them: objects, names ("accuracy") or
-                functions; those whose variables are sums over examples, such as
-                accuracies, means, confusion counts; for several outputs a dictionary of
-                lists. Objects are used as they are, and keep their values.
-            label_type: of the labels of a batch, its first dimension unknown; for
-                several outputs a dictionary. By default that of the output, but
-                `int32[?]`, a class for each example, for a sparse loss, and for objects
-                of a binary loss or of a class of one's own.
+            keras_model: A built, functional Keras model, which stays as it is. Call
+                `ray_fed.init` before you build it: the first computation of TensorFlow
+                fixes the number of its threads. If the model has several inputs or
+                outputs, batches name them by the keys of their dictionary, or by the
+                names of their layers.
+            loss: The loss, in the forms that Keras' `compile` takes: an object, a name
+                ("mse") or a function. It returns one number for a batch. For several
+                outputs, pass a dictionary, whose losses are added up. None: the loss
+                and the metrics that the Keras model was compiled with.
+            metrics: The metrics to report, in the forms that `compile` takes: objects,
+                names ("accuracy") or functions. Their variables must be sums over
+                examples, as in accuracies, means and confusion counts. For several
+                outputs, pass a dictionary of lists. Objects keep their values.
+            label_type: The type of the labels in a batch, whose first dimension is
+                unknown. For several outputs, pass a dictionary. By default it is the
+                type of the output. Sparse losses, and objects of a binary loss or of
+                your own class, have `int32[?]` instead: a class for each example.
 
         Raises:
-            ValueMismatchError: the loss or a metric is none of Keras, a metric is not a
-                sum, there is not one loss for each output, or the constants have more
-                than 1 GiB.
+            ValueMismatchError: There is no loss for an output, Keras does not know the
+                loss or a metric, a metric is not a sum, the constants have more than
+                1 GiB, or the model was compiled with weights of losses or of metrics.
         """
         _check_model(keras_model)
+        chosen: Any = loss
+        if loss is None:
+            chosen, compiled_metrics = _read_compiled(keras_model)
+            metrics = compiled_metrics if metrics is None else metrics
         symbolic = _named(keras_model, "output")
-        return cls(keras_model, build_outputs(symbolic, loss, metrics, label_type))
+        outputs = build_outputs(symbolic, chosen, metrics or (), label_type)
+        return cls(keras_model, outputs)
 
-    def initial_weights(self) -> ModelWeights:
-        """Return the Keras model's weights of now, as numpy arrays."""
-        return ModelWeights(
-            tuple(v.numpy() for v in self.trainable_variables),
-            tuple(v.numpy() for v in self._others),
-        )
-
-    def check_unchanged(self) -> None:
-        """Raise if constants of the graph are no longer those of the Keras model.
+    @property
+    def compiled_optimizer(self) -> keras.optimizers.Optimizer:
+        """The optimizer that the Keras model was compiled with.
 
         Raises:
-            ValueMismatchError: constants, or which weights are trained, changed since
-                `from_keras`.
+            ValueMismatchError: The Keras model was not compiled with an optimizer.
+        """
+        optimizer = getattr(self._keras, "optimizer", None)
+        if optimizer is None:
+            raise errors.ValueMismatchError(
+                "Expected an optimizer for the clients, found none, and a Keras model"
+                ' that is not compiled: pass one, such as `"sgd"`, or call `compile`.'
+            )
+        return optimizer
+
+    def initial_weights(self) -> ModelWeights:
+        """Return the Keras model's current weights, as numpy arrays.
+
+        Inside of a computation, they are constants of its graph.
+        """
+        with context.eager_mode():
+            return ModelWeights(
+                tuple(v.numpy() for v in self.trainable_variables),
+                tuple(v.numpy() for v in self._others),
+            )
+
+    def check_unchanged(self) -> None:
+        """Check that the Keras model's constants are as `from_keras` read them.
+
+        Raises:
+            ValueMismatchError: Constants changed, or other weights are trained.
         """
         before, now = self.trainable_variables, self._keras.trainable_variables
         if [id(v) for v in before] != [id(v) for v in now]:
@@ -405,31 +477,60 @@ class Model:
         )
 
     @property
-    def seed_indices(self) -> tuple[int, ...]:
-        """The positions among the non-trainable weights of random layers' seeds."""
-        return tuple(i for i, v in enumerate(self._others) if v.name == _SEED_NAME)
-
-    @property
     def statistics_indices(self) -> tuple[int, ...]:
-        """The positions of the running statistics: what clients average untrained.
+        """Indices of running statistics, such as the mean in `BatchNormalization`.
 
-        The non-trainable weights that a batch in training changes, but for seeds.
+        They index `ModelWeights.non_trainable`. Clients average these weights but do
+        not train them.
         """
         return tuple(i for i, v in enumerate(self._others) if v.name != _SEED_NAME)
 
+    @property
+    def statistics_variables(self) -> tuple[Any, ...]:
+        """The variables of the Keras model at `statistics_indices`."""
+        return tuple(self._others[index] for index in self.statistics_indices)
+
+    def variables_of(self, layer_class: type) -> list[Any]:
+        """Return the variables of all layers of a class, also of inner ones."""
+        layers = cast("Any", self._keras)._flatten_layers()
+        chosen = [layer for layer in layers if isinstance(layer, layer_class)]
+        return [variable for layer in chosen for variable in layer.variables]
+
+    @property
+    def _seed_indices(self) -> list[int]:
+        return [i for i, v in enumerate(self._others) if v.name == _SEED_NAME]
+
     @functools.cached_property
-    def inference_seed_indices(self) -> tuple[int, ...]:
-        """Those of `seed_indices` that layers draw from outside of training, too."""
-        seeds = [(i, self._others[i]) for i in self.seed_indices]
-        written = self._find_written([v for _, v in seeds], training=False)
-        return tuple(i for i, v in seeds if id(v) in written)
+    def _inference_seed_indices(self) -> list[int]:
+        """Indices of the seeds from which layers draw outside of training, too."""
+        seeds = [self._others[i] for i in self._seed_indices]
+        written = self._find_written(seeds, training=False)
+        return [i for i in self._seed_indices if id(self._others[i]) in written]
+
+    def reseed(self, weights: ModelWeights, *, training: bool = True) -> ModelWeights:
+        """Return weights with which random layers draw new numbers.
+
+        Call it in the function of a client. Each call draws another key. `forward` and
+        `differentiate` call it themselves.
+
+        Args:
+            weights: The weights, as tensors.
+            training: Whether the layers will draw as in training.
+        """
+        indices = self._seed_indices if training else self._inference_seed_indices
+        seeded = list(weights.non_trainable)
+        if indices:
+            key = keras_seeds.draw_key()
+            for index in indices:
+                seeded[index] += tf.cast(key, seeded[index].dtype)
+        return weights._replace(non_trainable=tuple(seeded))
 
     def _find_written(self, variables: Sequence[Any], *, training: bool) -> set[int]:
-        """Return the `id`s of those of the variables that a batch changes."""
+        """Return the `id`s of the variables that a batch changes."""
         written: set[int] = set()
 
         def run(inputs: Any) -> None:
-            with keyed_global_seeds(), keras.StatelessScope() as scope:
+            with keras_seeds.keyed_global_draws(), _KeyedScope() as scope:
                 self._keras(inputs, training=training)
             changed: Callable[[Any], Any] = scope.get_current_value
             written.update(id(v) for v in variables if changed(v) is not None)
@@ -451,31 +552,61 @@ class Model:
         totals: Totals,
         scale_loss: Callable[[Any], Any] = lambda loss: loss,
     ) -> tuple[list[Any], ForwardPass]:
-        """Return gradients of the loss in training, and the forward pass to it.
+        """Return the gradients of the loss in training, and the forward pass.
+
+        Random layers draw other numbers in each call, for each client and round.
 
         Args:
-            weights: tensors.
-            batch: tensors, of `batch_type`.
-            totals: of the batches before.
-            scale_loss: what is differentiated of a loss.
+            weights: The weights, as tensors.
+            batch: A batch of `batch_type`, as tensors.
+            totals: The totals of the batches before.
+            scale_loss: A function from the loss to the number that is differentiated.
 
         Returns:
-            One gradient for each trainable weight, as the loss finds them: behind what
-            a layer wrote to them. None where the loss does not depend on a weight.
+            One gradient for each trainable weight, a tensor of its shape. The gradient
+            is zero if the loss does not depend on the weight.
 
         Raises:
-            ValueMismatchError: the loss depends on no weight.
+            ValueMismatchError: The loss depends on no weight.
+        """
+        weights = self.reseed(weights)
+        gradients, passed = self.find_gradients(weights, batch, totals, scale_loss)
+        dense = [
+            tf.zeros_like(weight)
+            if gradient is None
+            else tf.convert_to_tensor(gradient)
+            for gradient, weight in zip(gradients, weights.trainable, strict=True)
+        ]
+        return dense, passed
+
+    @tf.autograph.experimental.do_not_convert
+    def find_gradients(
+        self,
+        weights: ModelWeights,
+        batch: Any,
+        totals: Totals,
+        scale_loss: Callable[[Any], Any] = lambda loss: loss,
+    ) -> tuple[list[Any], ForwardPass]:
+        """Return gradients in the form that an optimizer of Keras takes.
+
+        Arguments and errors are those of `differentiate`. Random layers draw from the
+        seeds in `weights`, so call `reseed` first, once for a client.
+
+        Returns:
+            One gradient for each trainable weight, with respect to its value after a
+            layer wrote to it. The gradient of an embedding is an `IndexedSlices`. It is
+            None if the loss does not depend on the weight.
         """
         with tf.GradientTape() as tape:
             tape.watch(weights.trainable)
-            passed = self.forward(weights, batch, totals, training=True, tape=tape)
+            passed = self._run(weights, batch, totals, training=True, tape=tape)
             loss = scale_loss(passed.loss)
         after, before = passed.weights.trainable, weights.trainable
-        # In one call: a persistent tape would leave no kernels to recurrent layers.
+        # In one call: with a persistent tape, recurrent layers have no kernels.
         sources = [*after, *before] if passed.writes else list(after)
         added: list[Any] = tape.gradient(loss, sources)
         added, then = added[: len(after)], added[len(after) :]
-        for i, gradient in enumerate(then):  # what was read before a write counts, too
+        for i, gradient in enumerate(then):  # reads before a write count, too
             if after[i] is not before[i] and gradient is not None:
                 added[i] = gradient if added[i] is None else added[i] + gradient
         if all(gradient is None for gradient in added):
@@ -487,18 +618,21 @@ class Model:
 
     @tf.autograph.experimental.do_not_convert
     def full_gradient(self, weights: ModelWeights, batches: Any) -> FullGradient:
-        """Return the gradient of a client's mean loss, at some weights, in training.
+        """Return the gradient of a client's mean loss in training.
 
         Args:
-            weights: where; tensors.
-            batches: of the client, a dataset.
+            weights: The weights at which the gradient is computed, as tensors.
+            batches: The client's batches, a dataset.
+
+        Raises:
+            ValueMismatchError: A layer writes to trainable weights.
         """
         zeros = tuple(widened(tf.zeros_like(weight)) for weight in weights.trainable)
 
         def add(carried: Any, batch: Any) -> Any:
             sums, non_trainable, totals = carried
             at = ModelWeights(weights.trainable, non_trainable)
-            gradients, passed = self.differentiate(at, batch, totals)
+            gradients, passed = self.find_gradients(at, batch, totals)
             if passed.writes:
                 raise errors.ValueMismatchError(
                     "Expected layers that leave trained weights as they are, found one"
@@ -513,8 +647,7 @@ class Model:
             )
             return added, passed.weights.non_trainable, passed.totals
 
-        seeded = reseed(self.seed_indices, weights.non_trainable)
-        start = (zeros, seeded, self.totals.zero())
+        start = (zeros, self.reseed(weights).non_trainable, self.totals.zero())
         sums, non_trainable, totals = batches.reduce(start, add)
         means = tuple(
             tf.cast(
@@ -526,27 +659,27 @@ class Model:
 
     @tf.autograph.experimental.do_not_convert
     def evaluate(self, weights: ModelWeights, batches: Any) -> Totals:
-        """Return the totals of a client's examples, as in evaluation.
+        """Return the totals of a client's examples, with layers as in inference.
 
         Args:
-            weights: tensors.
-            batches: of the client, a dataset.
+            weights: The weights, as tensors.
+            batches: The client's batches, a dataset.
         """
-        seeds = self.inference_seed_indices
+        draws = bool(self._inference_seed_indices)
 
         def add(carried: Any, batch: Any) -> Any:
             seeded, totals = carried
             at = weights._replace(non_trainable=seeded or weights.non_trainable)
-            passed = self.forward(at, batch, totals, training=False)
-            return passed.weights.non_trainable if seeds else (), passed.totals
+            passed = self._run(at, batch, totals, training=False)
+            return passed.weights.non_trainable if draws else (), passed.totals
 
-        # Without a draw, XLA may compile it.
-        seeded = reseed(seeds, weights.non_trainable) if seeds else ()
+        # Without draws, the loop carries no seeds, so XLA may compile it.
+        seeded = self.reseed(weights, training=False).non_trainable if draws else ()
         return batches.reduce((seeded, self.totals.zero()), add)[1]
 
     @tf.autograph.experimental.do_not_convert
     def delta(self, before: ModelWeights, after: ModelWeights) -> Delta:
-        """Return how far weights moved: what most clients send."""
+        """Return the change of weights, which most clients send."""
         pairs = zip(before.trainable, after.trainable, strict=True)
         moved = tuple(b - a for a, b in pairs)
         return Delta(moved, self.statistics_delta(before, after))
@@ -555,7 +688,7 @@ class Model:
     def statistics_delta(
         self, before: ModelWeights, after: ModelWeights | FullGradient
     ) -> tuple[Any, ...]:
-        """Return how far running statistics moved."""
+        """Return the change of the running statistics."""
         return tuple(
             _as_float(after.non_trainable[i]) - _as_float(before.non_trainable[i])
             for i in self.statistics_indices
@@ -563,7 +696,7 @@ class Model:
 
     @tf.autograph.experimental.do_not_convert
     def move(self, weights: ModelWeights, delta: Delta) -> ModelWeights:
-        """Return weights moved by a delta."""
+        """Return weights plus a delta."""
         expect_delta(delta)
         pairs = zip(weights.trainable, delta.trainable, strict=True)
         moved = tuple(w + d for w, d in pairs)
@@ -571,13 +704,13 @@ class Model:
 
     @tf.autograph.experimental.do_not_convert
     def move_statistics(self, weights: ModelWeights, delta: Delta) -> tuple[Any, ...]:
-        """Return the weights that are not trained, moved as averages say."""
+        """Return the non-trainable weights plus the statistics of a delta."""
         non_trainable = list(weights.non_trainable)
         for index, drift in zip(self.statistics_indices, delta.statistics, strict=True):
             before = non_trainable[index]
             if before.dtype.is_floating:
                 non_trainable[index] = before + drift
-            else:  # counters: the nearest whole number, which one client has exactly
+            else:  # a counter: the nearest whole number, exact for one client
                 moved = _as_float(before) + drift
                 non_trainable[index] = tf.cast(tf.round(moved), before.dtype)
         return tuple(non_trainable)
@@ -590,32 +723,44 @@ class Model:
         totals: Totals,
         *,
         training: bool,
-        tape: tf.GradientTape | None = None,
     ) -> ForwardPass:
-        """Run the model on a batch, inside of a graph that is being traced.
+        """Run the model on a batch, in the function of a client.
+
+        Random layers draw other numbers in each call, for each client and round.
 
         Args:
-            weights: tensors.
-            batch: tensors, of `batch_type`.
-            totals: of the batches before.
-            training: whether layers such as dropout behave as in training.
-            tape: that is to watch what layers write to their weights.
+            weights: The weights, as tensors.
+            batch: A batch of `batch_type`, as tensors.
+            totals: The totals of the batches before.
+            training: Whether layers such as dropout behave as in training.
         """
-        # The order of constants in a graph has a part in the keys of its draws.
+        weights = self.reseed(weights, training=training)
+        return self._run(weights, batch, totals, training=training)
+
+    def _run(
+        self,
+        weights: ModelWeights,
+        batch: Any,
+        totals: Totals,
+        *,
+        training: bool,
+        tape: tf.GradientTape | None = None,
+    ) -> ForwardPass:
+        # The order of constants in a graph decides the keys of its draws.
         constants = [(v, tf.convert_to_tensor(value)) for v, value in self._constants]
         mapping = [
             *zip(self.trainable_variables, weights.trainable, strict=True),
             *zip(self._others, weights.non_trainable, strict=True),
             *constants,
         ]
-        with keyed_global_seeds(), _Scope(mapping, tape) as scope:
+        with keras_seeds.keyed_global_draws(), _Scope(mapping, tape) as scope:
             predictions = self._keras(batch["x"], training=training)
             penalties: list[Any] = self._keras.losses
         predictions = self._by_name(predictions)
         losses: list[Any] = [
             output.measure_loss(batch["y"], predictions) for output in self._outputs
         ]
-        # Penalties are of the weights' type, losses of Keras' `floatx`.
+        # Penalties have the weights' dtype, losses have Keras' `floatx`.
         alike = [tf.cast(penalty, losses[0].dtype) for penalty in penalties]
         loss = sum([*losses[1:], *alike], losses[0])
         totals = self.totals.add(totals, batch["y"], predictions, loss, losses)
@@ -638,16 +783,16 @@ class Model:
     def to_keras(self, state: Any) -> keras.Model:
         """Return a new Keras model with the weights of a state, ready to be saved.
 
-        Layers are made again from their configs, but for those without variables, and
-        what `adapt` computed is put back.
+        Layers with variables are made again from their configs. Values that `adapt`
+        computed are restored.
 
         Args:
-            state: a `ModelWeights`, or what has one as `weights`, such as the state
-                of a learning process.
+            state: A `ModelWeights`, or an object with one as `weights`, such as the
+                state of a learning process.
 
         Raises:
-            ValueMismatchError: they are weights of another model, or a layer of one's
-                own cannot be made again from its config.
+            ValueMismatchError: The weights belong to another model, or a layer of your
+                own class cannot be made again from its config.
         """
         weights: Any = getattr(state, "weights", state)
         fits = isinstance(weights, ModelWeights) and [
@@ -668,13 +813,18 @@ class Model:
         return copied
 
 
-class _Scope(keras.StatelessScope):
+class _KeyedScope(keras.StatelessScope):
+    """A scope in which `ray_fed.tensorflow.keras_seeds` adds no key to seeds."""
+
+    seeds_are_keyed = True
+
+
+class _Scope(_KeyedScope):
     """A scope of `Model`'s variables, in which a write cuts gradients as in eager mode.
 
     Args:
-        mapping: a value for each variable.
-        tape: that the values written are to be watched by; None: there are no
-            gradients.
+        mapping: Pairs of a variable and its value.
+        tape: The tape that watches written values. None: there are no gradients.
     """
 
     def __init__(
@@ -688,19 +838,14 @@ class _Scope(keras.StatelessScope):
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         if self._tape is not None and variable.trainable:
-            # What is read of a variable does not depend on how that was computed.
+            # A later read does not depend on how the value was computed.
             value = tf.stop_gradient(value)
             self._tape.watch(value)
         super().add_update((variable, value))
 
 
 def expect_model(value: object) -> None:
-    """Raise unless a value is a `Model`, and what it was made of is as it was.
-
-    Raises:
-        ValueMismatchError: it is something else, such as a model of Keras; or as
-            `Model.check_unchanged` says.
-    """
+    """Raise ValueMismatchError unless a value is a `Model` that did not change."""
     if not isinstance(value, Model):
         raise errors.ValueMismatchError(
             f"Expected a `learning.Model` as `model`, found {errors.describe(value)}:"
@@ -710,7 +855,7 @@ def expect_model(value: object) -> None:
 
 
 def _as_float(statistic: Any) -> Any:
-    """Return a statistic as it is averaged: whole numbers as float32."""
+    """Return a statistic as clients average it. Whole numbers become float32."""
     is_float = statistic.dtype.is_floating
     return statistic if is_float else tf.cast(statistic, tf.float32)
 
@@ -750,8 +895,25 @@ def _check_model(keras_model: keras.Model) -> None:
             )
 
 
+def _read_compiled(keras_model: Any) -> tuple[Any, Any]:
+    if keras_model.loss is None:
+        raise errors.ValueMismatchError(
+            "Expected a `loss`, or a Keras model that is compiled with one, found"
+            " neither: pass the loss, or call `compile`."
+        )
+    loss, metrics = keras_model._compile_loss, keras_model._compile_metrics
+    has_weights = loss._user_loss_weights is not None
+    if has_weights or getattr(metrics, "_user_weighted_metrics", None):
+        raise errors.ValueMismatchError(
+            "Expected a Keras model that is compiled without `loss_weights` and"
+            " `weighted_metrics`, found one with them: scale the losses themselves, and"
+            " pass `loss` and `metrics`."
+        )
+    return keras_model.loss, getattr(metrics, "_user_metrics", None)
+
+
 def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
-    """Return a model's symbolic inputs or outputs by name; None for the only one."""
+    """Return a model's symbolic inputs or outputs by name. A single one has None."""
     tensors = getattr(keras_model, f"{kind}s")
     structure = getattr(keras_model, kind, None)
     if isinstance(structure, Mapping):
@@ -762,7 +924,7 @@ def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
         is_input = kind == "input"
         names = [t.name for t in tensors] if is_input else keras_model.output_names
         named = dict(zip(names, tensors, strict=True))
-    # Keras, too, lets a model take other batches than that which it was built with.
+    # As in Keras, batches may have another size than the model was built with.
     return {
         name: keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype)
         for name, tensor in named.items()

@@ -1,4 +1,4 @@
-"""Mean and variance of clients' inputs: what `keras.layers.Normalization` adapts to.
+"""Mean and variance of clients' inputs, for `keras.layers.Normalization`.
 
 Source:
     Tony F. Chan, Gene H. Golub, Randall J. LeVeque: Algorithms for Computing the Sample
@@ -19,12 +19,12 @@ from ray_fed import tensorflow as rtf
 
 
 class _Moments(NamedTuple):
-    """Of some values of an input; all f64.
+    """The moments of some values of an input, all f64.
 
     Attributes:
-        count: of the values, [].
-        mean: of each value of the last dimension.
-        squares: sums of (value - mean)^2, of the shape of `mean`.
+        count: The number of values, [].
+        mean: The mean of each component of the last dimension.
+        squares: The sums of (value - mean)^2, in the shape of `mean`.
     """
 
     count: Any
@@ -34,27 +34,28 @@ class _Moments(NamedTuple):
 
 @tracebacks.shorten
 def build_normalization(data_type: Any) -> fl.framework.Computation:
-    """Build the computation of the moments that `keras.layers.Normalization` takes.
+    """Build a computation of the moments that `keras.layers.Normalization` takes.
 
         moments = build_normalization(data.type_signature)(data)
         layer = keras.layers.Normalization(**moments)
 
-    They are those that `layer.adapt` finds in the inputs of all clients' rows: of each
-    value of the last dimension, over all others; of inputs that are single numbers,
-    over all of them (`axis=None`). A client sends a count, a mean and a sum of squares
-    of each value, in float64, which are exact: nothing of this is private.
+    They equal the moments that `layer.adapt` computes from the inputs of all clients'
+    rows. There is one mean and one variance for each component of the last dimension.
+    If inputs are single numbers, there is one for all of them (`axis=None`). A client
+    sends exact counts, means and sums of squares in float64, so this is not private.
 
     Args:
-        data_type: of a client's data, a sequence of `<x=..., ...>` or of inputs, such
-            as `ClientData.type_signature`; or of all clients', as `Model.data_type`.
+        data_type: The type of one client's data, a sequence of `<x=..., ...>` or of
+            inputs, such as `ClientData.type_signature`. Or the type of all clients'
+            data, such as `Model.data_type`.
 
     Returns:
         The computation from clients' data to `<mean=f64[...], variance=f64[...]>` at
-        the server; of named inputs, one for each name. The variance is NaN over no
-        rows.
+        the server. If inputs have names, there is one result for each name. Without
+        rows, the variance is NaN.
 
     Raises:
-        ValueMismatchError: clients have no sequence of inputs that are numbers.
+        ValueMismatchError: Clients do not have a sequence of numeric inputs.
     """
     sequence = _read_type(data_type)
     means = _build_means(_select_type(sequence.element))
@@ -95,7 +96,6 @@ def build_normalization(data_type: Any) -> fl.framework.Computation:
 
 
 def _measure(values: Any, shape: tuple[int, ...]) -> _Moments:
-    """Return the moments of a tensor: of each value of the last dimension `shape`."""
     values = tf.reshape(tf.cast(values, tf.float64), [-1, *shape])
     count = tf.cast(tf.shape(values)[0], tf.float64)
     mean = tf.math.divide_no_nan(tf.reduce_sum(values, 0), count)
@@ -103,7 +103,7 @@ def _measure(values: Any, shape: tuple[int, ...]) -> _Moments:
 
 
 def _merge(total: _Moments, part: _Moments) -> _Moments:
-    """Return the moments of two parts together (equations 2.1)."""
+    """Return the moments of two parts together (Equations 2.1)."""
     count = total.count + part.count
     share, step = tf.math.divide_no_nan(part.count, count), part.mean - total.mean
     squares = total.squares + part.squares + tf.square(step) * total.count * share
@@ -121,7 +121,6 @@ def _read_type(given: Any) -> fl.SequenceType:
 
 
 def _select_type(element: fl.Type) -> fl.Type:
-    """Return the type of an element's inputs: of its `x`, or of itself."""
     if isinstance(element, fl.StructType):
         named: dict[Any, fl.Type] = dict(element.items())
         if "x" not in named:
@@ -140,7 +139,6 @@ def _select(element: Any) -> Any:
 
 
 def _build_means(inputs: fl.Type) -> Any:
-    """Return a zero for each value of inputs, by their names."""
     match inputs:
         case fl.StructType():
             return {name: _build_means(member) for name, member in inputs.items()}

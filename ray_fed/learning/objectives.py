@@ -1,24 +1,22 @@
-"""What a model is trained and measured by: losses and metrics of one output or several.
+"""Losses and metrics of a model with one output or several.
 
     one output       loss                    y: labels
-    several, by name {"rating": loss, ..}    y: {"rating": labels, ..}; a sum of losses
+    several, by name {"rating": loss, ..}    y: {"rating": labels, ..}; losses add up
 
-Names, functions and objects mean what they mean in Keras' `compile`. Each is tried on a
-few rows when the model is made: a loss is one number, and what a metric keeps adds up.
+Names, functions and objects mean the same as in Keras' `compile`. When a model is made,
+each loss and metric is tried on a few sample rows. A loss must be one number, and a
+metric's variables must be sums over rows, because ray_fed adds them up over clients:
 
-A few rows that losses and metrics are tried on when a model is made.
+    variables(a, b) + variables(c) = variables(a and b and c)
 
-What a metric keeps is summed over clients. So it is read here after two batches, and in
-another client after a third one, and compared with all of these rows at once:
+Here a and b are two batches of one client, and c is a batch of another client. The
+equation holds for sums over rows. It does not hold for a maximum, a mean of batches, or
+rows that are mixed because labels `[rows]` are broadcast against predictions
+`[rows, 1]`.
 
-    kept(a, b) + kept(c) = kept(a and b and c)
-
-This holds for sums over rows; not for a maximum, a mean of batches, or rows that are
-mixed because labels `[rows]` are broadcast against predictions `[rows, 1]`.
-
-Totals are sums over examples, which add up over batches and clients: each client counts
-on its own, the counts are summed at the server, and Keras' metrics make results of the
-sums. So accuracy over all clients is that over all examples.
+Totals are such sums. Each client counts its own, the server adds them up, and Keras'
+metrics compute results from the sums. So the accuracy over all clients is the accuracy
+over all their examples.
 """
 
 import dataclasses
@@ -41,22 +39,22 @@ import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.checks import expect_kind, expect_object
 
 Reshape: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
-"""Of labels and predictions."""
+"""A function that changes labels and predictions."""
 
 _OPEN = 4
-"""Elements of an axis whose size a model leaves open."""
+"""Sample size of an axis whose size the model leaves open."""
 
 _LARGE = 100_000
-"""Elements of a row of which six are tried rather than 24."""
+"""If a row has this many elements, the sample has 6 rows in place of 24."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleRows:
-    """Labels and predictions of one output, the same ones each time.
+    """Sample labels and predictions of one output, always the same.
 
     Attributes:
-        labels: classes, one-hot rows or numbers, as their type and the output say.
-        predictions: above 0 and below 1; of several values, they add up to 1.
+        labels: Classes, one-hot rows or numbers, as their type and the output require.
+        predictions: Numbers between 0 and 1. Several values of a row add up to 1.
     """
 
     labels: np.ndarray[Any, Any]
@@ -86,7 +84,7 @@ class SampleRows:
         return f"labels `{_shown(self.labels)}` and output `{_shown(self.predictions)}`"
 
     def cut(self, *ends: float) -> list[tuple[Any, Any]]:
-        """Return tensors of the rows up to each end, from the one before; 1: all."""
+        """Return batches that end at these shares of all rows."""
         ends_at = [round(end * len(self.labels)) for end in ends]
         return [
             (tf.constant(self.labels[i:j]), tf.constant(self.predictions[i:j]))
@@ -95,10 +93,11 @@ class SampleRows:
 
     @property
     def reshapes(self) -> Sequence[Reshape]:
-        """What may be done to both, in the order in which to try it.
+        """Changes of labels and predictions to try, in order.
 
-        Where one lacks a last axis of one: give it that. Of `[rows]` no metric of Keras
-        means anything else; in `[rows, steps]` steps may be what it reduces over.
+        If one of the two lacks a last axis of size one, it may get this axis. For
+        `[rows]`, every metric of Keras means that. For `[rows, steps]`, a metric may
+        reduce over the steps, so the unchanged arrays are tried first.
         """
         short, long = sorted([self.labels.shape, self.predictions.shape], key=len)
         if len(short) + 1 != len(long) or long[-1] != 1:
@@ -107,7 +106,7 @@ class SampleRows:
 
 
 def _fill(axes: Sequence[int | None], others: Sequence[int | None]) -> list[int]:
-    """Return sizes where an axis that is open is as long as the other's."""
+    """Return sizes, in which an open axis takes the size of the other array's."""
     padded = [*others, *[None] * len(axes)]
     return [own or other or _OPEN for own, other in zip(axes, padded, strict=False)]
 
@@ -117,7 +116,7 @@ def _shown(rows: np.ndarray[Any, Any]) -> str:
 
 
 def leave(labels: Any, predictions: Any) -> tuple[Any, Any]:
-    """Return both as they are."""
+    """Return labels and predictions unchanged."""
     return labels, predictions
 
 
@@ -130,13 +129,14 @@ def _to_one_rank(labels: Any, predictions: Any) -> tuple[Any, Any]:
 
 
 def check_metric(metric: keras.metrics.Metric, rows: SampleRows) -> Reshape:
-    """Return what is to be done to labels and predictions for a metric, mostly nothing.
+    """Return the change of labels and predictions that a metric needs, usually none.
 
-    Its values are as before, afterwards. Variables that it makes with its first batch
-    are there, as they would be after Keras' `evaluate`.
+    The metric keeps its values. It may have more variables afterwards, because some
+    metrics create them with the first batch.
 
     Raises:
-        ValueMismatchError: what it keeps is no sum over rows, or it cannot take them.
+        ValueMismatchError: Its variables are not sums over rows, or it cannot take
+            the rows.
     """
     before = [(variable, variable.numpy()) for variable in metric.variables]
     failures: list[Exception] = []
@@ -155,15 +155,15 @@ def check_metric(metric: keras.metrics.Metric, rows: SampleRows) -> Reshape:
         raise refusal("metric", metric.name, str(rows), failures[-1]) from failures[-1]
     raise errors.ValueMismatchError(
         "Expected metrics whose variables are sums over rows, found"
-        f" `{metric.name}`: of {rows}, what it keeps of all rows is not what it keeps"
-        " of some and of the others, added up, so that clients cannot be summed. Keep"
-        " sums over rows, and their number, in variables that start at zero: no"
-        " maximum, and no mean of a batch."
+        f" `{metric.name}`: for {rows}, its variables after all rows are not the sum of"
+        " its variables after two parts of them, so that clients cannot be added up."
+        " Store sums over rows, and the number of rows, in variables that start at"
+        " zero. Store no maximum and no mean of a batch."
     )
 
 
 def _adds_up(metric: keras.metrics.Metric, rows: SampleRows, reshape: Reshape) -> bool:
-    # As Keras does: it refuses `Mean`, whose second argument is a weight.
+    # As Keras does. This refuses `Mean`, whose second argument is a weight.
     parameters = inspect.signature(metric.update_state).parameters
     weight = {"sample_weight": None} if "sample_weight" in parameters else {}
 
@@ -188,15 +188,16 @@ def _is_close(one: Any, other: Any) -> bool:
 
 
 def find_reshape(loss: Callable[[Any, Any], Any], rows: SampleRows) -> Reshape:
-    """Return what is to be done to labels and predictions for a loss, mostly nothing.
+    """Return the change of labels and predictions that a loss needs, usually none.
 
-    Where one lacks an axis that the other has, it is what keeps rows from being mixed.
+    If one of the two lacks an axis of the other, the change prevents that rows are
+    mixed.
     """
     for reshape in rows.reshapes if len(rows.reshapes) > 1 else ():
         try:
             if _is_mean(loss, rows, reshape):
                 return reshape
-        except Exception:  # noqa: BLE001 (a user's code: told when it is traced)
+        except Exception:  # noqa: BLE001 (user code, reported when it is traced)
             continue
     return leave
 
@@ -211,12 +212,12 @@ def _is_mean(loss: Any, rows: SampleRows, reshape: Reshape) -> bool:
 def refusal(
     kind: str, name: str, rows: str, error: Exception
 ) -> errors.ValueMismatchError:
-    """Return the error for a loss or a metric that raises on labels and predictions."""
+    """Return the error for a loss or a metric that raises for some rows."""
     text = str(error).strip() or type(error).__name__
     place = tracebacks.find_place(error_texts.traceback_of(error))
-    then = ": say what labels are by `label_type`"
+    then = ": set the type of the labels by `label_type`"
     if place:  # in a function of the user's
-        then = f". {place} Mend it there"
+        then = f". {place} Fix it there"
     return errors.ValueMismatchError(
         f"Expected a {kind} that takes {rows}, found that `{name}` raises"
         f" {type(error).__name__}: {text[: errors.MAX_SHOWN].rstrip('.')}{then}, or"
@@ -225,7 +226,7 @@ def refusal(
 
 
 Function: TypeAlias = Callable[[Any, Any], Any]
-"""Of labels and predictions."""
+"""A function of labels and predictions."""
 
 Loss: TypeAlias = keras.losses.Loss | str | Function
 Metrics: TypeAlias = Sequence[keras.metrics.Metric | str | Function]
@@ -236,9 +237,9 @@ class Measure:
     """A metric of one output, whose variables are sums over rows.
 
     Attributes:
-        name: under which it is reported.
-        metric: the user's own object, whose values nothing writes.
-        reshape: what it needs done to labels and predictions.
+        name: The name in reports.
+        metric: The user's own object, whose values never change.
+        reshape: The change of labels and predictions that it needs.
     """
 
     name: str
@@ -248,11 +249,7 @@ class Measure:
     def add(
         self, sums: Sequence[Any], labels: Any, predictions: Any
     ) -> tuple[Any, ...]:
-        """Return its variables with one more batch, in a graph that is being traced.
-
-        Raises:
-            ValueMismatchError: it cannot take the batch.
-        """
+        """Return its variables after one more batch, or raise ValueMismatchError."""
         try:
             reshaped = self.reshape(labels, predictions)
             return tuple(self.metric.stateless_update_state(list(sums), *reshaped))
@@ -262,14 +259,10 @@ class Measure:
             ) from error
 
     def finish(self, sums: Sequence[Any]) -> Any:
-        """Return its result for values of its variables: a tensor, or some by name.
-
-        Raises:
-            ValueMismatchError: it has none in a graph.
-        """
+        """Return its result for values of its variables, or raise an error."""
         values = list(zip(self.metric.variables, sums, strict=True))
         try:
-            # Read inside of the scope: the result may be a variable.
+            # Inside the scope, because the result may be a variable.
             with keras.StatelessScope(state_mapping=values):
                 found: Any = self.metric.result()
                 return tf.nest.map_structure(tf.convert_to_tensor, found)
@@ -279,15 +272,15 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One output of a model, and what it is compared with.
+    """One output of a model, with its loss, its metrics and the type of its labels.
 
     Attributes:
-        name: None, if it is the only one.
-        symbolic: of Keras; has a dtype and a shape.
-        loss: of Keras; one number a batch.
-        reshape: what the loss needs done to labels and predictions.
-        measures: the metrics to report.
-        label_type: of its labels.
+        name: The name, or None for a single output.
+        symbolic: The symbolic tensor of Keras, with a dtype and a shape.
+        loss: The loss, which returns one number for a batch.
+        reshape: The change of labels and predictions that the loss needs.
+        measures: The metrics to report.
+        label_type: The type of its labels.
     """
 
     name: str | None
@@ -298,15 +291,11 @@ class Output:
     label_type: fl.TensorType
 
     def of(self, structure: Any) -> Any:
-        """Return what belongs to this output, of labels or predictions."""
+        """Return the labels or the predictions of this output."""
         return structure if self.name is None else structure[self.name]
 
     def measure_loss(self, labels: Any, predictions: Any) -> Any:
-        """Return the loss of a batch, f32[], in a graph that is being traced.
-
-        Raises:
-            ValueMismatchError: the loss cannot take them, or is not one number.
-        """
+        """Return the loss of a batch, f32[], or raise ValueMismatchError."""
         labels, predictions = self.of(labels), self.of(predictions)
         try:
             loss: Any = self.loss(*self.reshape(labels, predictions))
@@ -331,8 +320,8 @@ def build_outputs(
     """Return the outputs of a model, each with its loss, metrics and labels.
 
     Raises:
-        ValueMismatchError: a loss or a metric is none, or cannot be of its output, or a
-            metric is no sum over rows, or there is not one loss for each output.
+        ValueMismatchError: There is no loss for an output, Keras does not know a loss
+            or a metric, one does not fit its output, or a metric is not a sum.
     """
     losses: dict[str | None, Any] = {None: loss}
     measured: dict[str | None, Any] = {None: metrics}
@@ -376,7 +365,7 @@ def _by_output(
 
 
 _FunctionLoss: Any = keras.losses.MeanSquaredError.__base__
-"""Keras' own loss of a function, which it does not export: a mean over a batch."""
+"""Keras' class for the loss of a function, which Keras does not export."""
 
 
 def _to_loss(loss: object, output: Any, label_type: fl.TensorType) -> keras.losses.Loss:
@@ -392,7 +381,7 @@ def _to_loss(loss: object, output: Any, label_type: fl.TensorType) -> keras.loss
         raise _unknown("loss", "mse", loss, error) from error
     if not isinstance(found, keras.losses.Loss):
         name = loss if isinstance(loss, str) else _name_of(found)
-        # Keras opens a scope of this name, which may not begin with an underscore.
+        # Keras opens a scope of this name, which must not begin with an underscore.
         return _FunctionLoss(found, name=name.lstrip("_") or "loss")
     if found.reduction in (None, "none"):
         raise _many_values(found)
@@ -402,14 +391,14 @@ def _to_loss(loss: object, output: Any, label_type: fl.TensorType) -> keras.loss
 def _many_values(loss: keras.losses.Loss) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
         f"Expected a loss that is one number a batch, found `{loss.name}` with"
-        f" `reduction={loss.reduction!r}`, which is one a row: take"
-        ' "sum_over_batch_size", a mean, or "sum": without a reduction, `fit` of Keras'
-        " trains on the sum."
+        f" `reduction={loss.reduction!r}`, which is one a row: pass"
+        ' "sum_over_batch_size" for the mean, or "sum", on which Keras\' `fit` trains'
+        " without a reduction."
     )
 
 
 def _kind_of(output: Any, label_type: fl.TensorType) -> int:
-    """Return what Keras' "accuracy" means: 0 binary, 1 sparse, 2 categorical."""
+    """Return the meaning of Keras' "accuracy": 0 binary, 1 sparse, 2 categorical."""
     labels = list(label_type.shape or [])
     if output.shape[-1] == 1:
         return 0
@@ -418,7 +407,7 @@ def _kind_of(output: Any, label_type: fl.TensorType) -> int:
 
 
 def _name_of(function: Any) -> str:
-    """Return the name that Keras gives: `my_error` for `my_error` and `MyError()`."""
+    """Return Keras' name: `my_error` for `my_error` and for `MyError()`."""
     name = getattr(function, "name", None) or getattr(function, "__name__", None)
     words = re.sub(r"\W", "", str(name or type(function).__name__))
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", words).lower()
@@ -434,12 +423,12 @@ def _unknown(
 
 
 def _label_type(loss: object, output: Any) -> fl.TensorType:
-    """Return the type of labels where nobody says one: classes, or as the output.
+    """Return the default type of labels: classes, or the type of the output.
 
-    An output of one value a row is compared with labels `[rows]`.
+    If the output has one value for each row, labels are `[rows]`.
     """
     if isinstance(loss, keras.losses.Loss):
-        # Of a loss of one's own nothing is known; binary ones are of classes 0 and 1.
+        # Losses of a user's class, and binary losses, have classes as labels.
         is_own = not type(loss).__module__.startswith("keras.")
         name = type(loss).__name__
         is_classes = is_own or "Sparse" in name or name.startswith("Binary")
@@ -493,14 +482,14 @@ _LOSS, _NUM_EXAMPLES = "loss", "num_examples"
 
 
 class Totals(NamedTuple):
-    """Sums over the examples seen.
+    """Sums over examples.
 
     Attributes:
-        loss: f32[], sum of each batch's mean loss times its size.
-        num_examples: i64[].
-        output_losses: of each output likewise, without penalties of layers; none where
-            there is one output.
-        metrics: the variables of each metric.
+        loss: The sum of each batch's mean loss times its size, f32[].
+        num_examples: The number of examples, i64[].
+        output_losses: The same sum for each output, without penalties of layers. Empty
+            if there is one output.
+        metrics: The variables of each metric.
     """
 
     loss: Any
@@ -510,13 +499,13 @@ class Totals(NamedTuple):
 
 
 class TotalsKeeper:
-    """Adds batches to totals and makes metrics of them, inside of traced graphs.
+    """Adds batches to totals and computes metrics from them, inside traced graphs.
 
     Args:
-        outputs: of the model, with their metrics, which are left as they are.
+        outputs: The outputs of the model, with their metrics, which do not change.
 
     Raises:
-        ValueMismatchError: a metric has the name of another, or of a loss.
+        ValueMismatchError: A metric has the name of another metric or of a loss.
     """
 
     def __init__(self, outputs: Sequence[Output]) -> None:
@@ -537,7 +526,7 @@ class TotalsKeeper:
             names.append(measure.name)
 
     def zero(self) -> Totals:
-        """Return the totals of no example, as tensors."""
+        """Return totals without examples, as tensors."""
         return Totals(
             tf.constant(0.0),
             tf.constant(0, tf.int64),
@@ -556,7 +545,7 @@ class TotalsKeeper:
         loss: Any,
         output_losses: Sequence[Any],
     ) -> Totals:
-        """Return the totals with one more batch."""
+        """Return totals after one more batch."""
         size = tf.shape(tf.nest.flatten(predictions)[0], tf.int64)[0]
 
         def add_loss(sum_so_far: Any, value: Any) -> Any:
@@ -565,7 +554,7 @@ class TotalsKeeper:
         return Totals(
             add_loss(totals.loss, loss),
             totals.num_examples + size,
-            # Of the only output there is no sum of its own.
+            # A single output has no sum of its own.
             tuple(map(add_loss, totals.output_losses, output_losses)),
             tuple(
                 measure.add(sums, output.of(labels), output.of(predictions))
@@ -576,7 +565,7 @@ class TotalsKeeper:
         )
 
     def finish(self, totals: Totals) -> "OrderedDict[str, Any]":
-        """Return loss (NaN over no examples), number of examples, and each metric."""
+        """Return the loss (NaN without examples), number of examples, and metrics."""
         results: OrderedDict[str, Any] = OrderedDict()
         count = tf.cast(totals.num_examples, tf.float32)
         results[_LOSS] = totals.loss / count

@@ -22,8 +22,10 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning.checks import expect_object
+from ray_fed.learning.checks import check_positive, expect_object
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_delta
+from ray_fed.tensorflow.trace_keys import UndescribedError
+from ray_fed.tensorflow.traced_graph import Number
 
 OptimizerLike: TypeAlias = keras.optimizers.Optimizer | str
 """An optimizer of Keras, or its name, such as "sgd"."""
@@ -33,13 +35,13 @@ class OptimizerSpec:
     """A user's optimizer, to be copied into graphs.
 
     Args:
-        optimizer: of Keras, an object or a name such as "sgd"; left as it is. Copies
-            begin anew: steps that it took, and its moments, are not copied.
+        optimizer: An optimizer of Keras, or its name, such as "sgd". It is not changed.
+            Copies have its settings, but not its number of steps and its moments.
 
     Raises:
-        ValueMismatchError: it is no optimizer of Keras, one that scales losses, one
-            whose `build` computes variables from the weights in a way of its own, or
-            one whose schedule has variables.
+        ValueMismatchError: It is not an optimizer of Keras, it is a
+            `LossScaleOptimizer`, its `build` computes variables from the weights in a
+            way of its own, or its schedule has variables.
     """
 
     @classmethod
@@ -63,7 +65,7 @@ class OptimizerSpec:
         self._name = optimizer.name
         rate: Any = optimizer._learning_rate
         is_number = isinstance(rate, keras.Variable)
-        self._rate: Any = float(rate.numpy()) if is_number else rate
+        self._rate: Any = Number(rate.numpy()) if is_number else rate
         if not is_number:
             _check_schedule(rate)
         bare = keras.optimizers.Optimizer(0.1)
@@ -82,7 +84,7 @@ class OptimizerSpec:
     @override
     def __str__(self) -> str:
         schedule = type(self._rate).__name__
-        rate = f"{self._rate:g}" if isinstance(self._rate, float) else schedule
+        rate = f"{self.rate.value:g}" if self.rate else schedule
         return f"{self._class.__name__}({rate})"
 
     @property
@@ -90,12 +92,13 @@ class OptimizerSpec:
         """The learning rate of SGD that has no other setting; None of any other."""
         plain = OptimizerSpec(keras.optimizers.SGD(0.0, name=self._name))
         is_plain = self._class is plain._class and self._settings == plain._settings
-        return self._rate if is_plain and isinstance(self._rate, float) else None
+        return self.rate.value if is_plain and self.rate else None
 
     @property
-    def takes_rate(self) -> bool:
-        """Whether its learning rate is a number, which `assign_rate` may change."""
-        return isinstance(self._rate, float) and not self._inner
+    def rate(self) -> Number | None:
+        """The learning rate. None if it is a schedule, or if there are several."""
+        is_one = isinstance(self._rate, Number) and not self._inner
+        return self._rate if is_one else None
 
     def refuse(self, where: str, **reasons: str) -> None:
         """Raise if the optimizer has a setting that would not do what it does in `fit`.
@@ -112,9 +115,12 @@ class OptimizerSpec:
                 )
 
     def stamp(self, model: Model) -> "StampedOptimizer":
-        """Add the optimizer, and variables for a model, to the current graph."""
+        """Add the optimizer, and variables for a model, to the current graph.
+
+        A learning rate that is a number is 0 there until it is assigned.
+        """
         return StampedOptimizer(
-            self.copy(),
+            self._copy(0.0) if self.rate else self.copy(),
             model.trainable_variables,
             starts_from_weights=self._starts_from_weights,
         )
@@ -125,10 +131,22 @@ class OptimizerSpec:
         optimizer.build(list(model.trainable_variables))
         return tuple(_numpy_of(optimizer.variables))
 
+    def describe_for_graphs(self) -> Any:
+        """Return what graphs are made of; see `trace_keys.Described`."""
+        if self._inner:  # their rates are constants
+            raise UndescribedError("several optimizers")
+        # Keras counts the names of optimizers.
+        settings = {k: v for k, v in self._settings.items() if k != "name"}
+        described = {**vars(self), "_settings": settings}
+        return {name: v for name, v in described.items() if name != "_name"}
+
     def copy(self) -> Any:
         """Return an optimizer with these settings, which is not yet built."""
+        is_number = isinstance(self._rate, Number)
+        return self._copy(self._rate.value if is_number else self._rate)
+
+    def _copy(self, rate: Any) -> Any:
         copied: Any = object.__new__(self._class)
-        rate = self._rate
         keras.optimizers.Optimizer.__init__(copied, learning_rate=rate, name=self._name)
         vars(copied).update(
             {name: _copied(value) for name, value in self._settings.items()}
@@ -166,10 +184,16 @@ class StampedOptimizer:
         for leaf in _leaves(optimizer):
             _exclude_alike(leaf, references, self._weights)
 
-    def start(self, weights: Sequence[Any]) -> None:
-        """Give the weights values, as the optimizer's first step is to find them."""
+    def start(self, weights: Sequence[Any], *, begins_anew: bool = True) -> None:
+        """Assign the weights before the first step.
+
+        Args:
+            weights: The values.
+            begins_anew: Whether the optimizer's own variables begin anew. Some
+                optimizers compute these from the weights.
+        """
         self.assign_weights(weights)
-        if self._starts_from_weights:
+        if self._starts_from_weights and begins_anew:
             _build_again(self._optimizer, self._weights, self._num_before_build)
 
     def assign_weights(self, values: Sequence[Any]) -> None:
@@ -238,6 +262,31 @@ def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
         return ModelWeights(trainable, statistics), new_variables
 
     return move, optimizer.initial_state(model)
+
+
+def read_plain_rate(
+    model: Model, optimizer: float | keras.optimizers.Optimizer | None
+) -> float:
+    """Return the learning rate of SGD without other settings.
+
+    Args:
+        model: Its compiled optimizer is used if `optimizer` is None.
+        optimizer: SGD, or its learning rate.
+
+    Raises:
+        ConfigError: It is another optimizer, or the rate is not above 0.
+    """
+    rate: Any = model.compiled_optimizer if optimizer is None else optimizer
+    if isinstance(rate, keras.optimizers.Optimizer):
+        rate = OptimizerSpec(rate).plain_rate
+        if rate is None:
+            raise errors.ConfigError(
+                "Expected SGD with a learning rate alone, whose steps are sums of"
+                f" gradients, found {errors.describe(optimizer)}: pass"
+                " keras.optimizers.SGD(0.1), or 0.1."
+            )
+    check_positive("client_optimizer", rate)
+    return float(rate)
 
 
 def _named(name: str) -> keras.optimizers.Optimizer:

@@ -1,7 +1,7 @@
-"""Clients for data that has none: how examples are dealt out, by a seed alone.
+"""Partitions of examples into clients, for data that has no clients.
 
-Each function returns the indices of every client's examples; each example goes to one
-client, and none is left out.
+Each function returns the indices of each client's examples. Each example belongs to one
+client. The same seed gives the same partition.
 
 Sources:
     Tzu-Ming Harry Hsu, Hang Qi, Matthew Brown: Measuring the Effects of Non-Identical
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.files.opening import expand_home
-from ray_fed.learning.checks import check_positive, read_whole
+from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.checks import check_positive
 from ray_fed.observability.timeline import new_figure
 
 Parts: TypeAlias = list[NDArray[np.int64]]
@@ -54,20 +55,25 @@ def dirichlet(
     seed: int = 0,
     min_examples: int = 1,
 ) -> Parts:
-    """Deal each label out in proportions of its own, from a Dirichlet distribution.
+    """Divide each label among clients by shares from a Dirichlet distribution.
 
-    Sizes differ, too, other than those of `split_by_label`.
+    The sizes of clients differ. `split_by_label` makes clients of equal size.
 
     Args:
-        labels: of all examples, any dtype that has an order, [n].
-        num_clients: >= 1.
-        alpha: > 0; small: a label is with few clients, large: all clients are alike.
-        seed: >= 0.
-        min_examples: of every client; partitions are drawn until they have them.
+        labels: The labels of all examples, of any dtype that has an order, [n].
+        num_clients: The number of clients, >= 1.
+        alpha: The concentration, > 0. With a small value, few clients share a label.
+            With a large value, all clients have similar labels.
+        seed: The seed of the partition, >= 0.
+        min_examples: The least number of examples of a client. Partitions are drawn
+            until each client has this many.
+
+    Returns:
+        The indices of each client's examples, in random order.
 
     Raises:
-        ConfigError: an argument is out of its range, or no draw of 100 gave every
-            client its examples.
+        ConfigError: An argument is out of its range, or none of 100 draws gave each
+            client enough examples.
     """
     labels = _read_labels(labels, "labels")
     num_clients = read_whole("num_clients", num_clients, 1, len(labels))
@@ -96,16 +102,20 @@ def dirichlet(
 def shards(
     labels: NDArray[Any], num_clients: int, shards_per_client: int = 2, *, seed: int = 0
 ) -> Parts:
-    """Deal examples out in shards of neighbouring labels, so many to each client.
+    """Sort examples by label, cut them into shards, and give each client some shards.
 
     Args:
-        labels: of all examples, any dtype that has an order, [n].
-        num_clients: >= 1.
-        shards_per_client: >= 1; a client has about so many labels.
-        seed: >= 0.
+        labels: The labels of all examples, of any dtype that has an order, [n].
+        num_clients: The number of clients, >= 1.
+        shards_per_client: The number of shards of a client, >= 1. A client has about
+            this many labels.
+        seed: The seed of the partition, >= 0.
+
+    Returns:
+        The indices of each client's examples, in random order.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: An argument is out of its range.
     """
     labels = _read_labels(labels, "labels")
     shards_per_client = read_whole("shards_per_client", shards_per_client, 1)
@@ -127,17 +137,21 @@ def shards(
 def log_normal(
     num_examples: int, num_clients: int, sigma: float, *, seed: int = 0
 ) -> Parts:
-    """Deal examples out at random, to clients of log-normal sizes.
+    """Divide examples at random among clients whose sizes are log-normal.
 
     Args:
-        num_examples: >= `num_clients`: each client has at least one.
-        num_clients: >= 1.
-        sigma: of the logarithm of a size, > 0; at 1.5 the largest of 1,000 clients has
-            about a hundred times what the median has.
-        seed: >= 0.
+        num_examples: The number of examples, at least `num_clients`. Each client has at
+            least one example.
+        num_clients: The number of clients, >= 1.
+        sigma: The standard deviation of the logarithm of a size, > 0. With 1.5, the
+            largest of 1,000 clients is about a hundred times the median.
+        seed: The seed of the partition, >= 0.
+
+    Returns:
+        The indices of each client's examples, in random order.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: An argument is out of its range.
     """
     num_examples = read_whole("num_examples", num_examples, 1, 2**63 - 1)
     num_clients = read_whole("num_clients", num_clients, 1, num_examples)
@@ -152,18 +166,18 @@ def log_normal(
 
 @tracebacks.shorten
 def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
-    """Return the indices of each owner's examples, by owner, both in order.
+    """Return the indices of each owner's examples, by owner. Both are in order.
 
     Args:
-        owners: who each example is of: writers, speakers, devices; [n].
+        owners: The owner of each example, such as a writer or a device, [n].
 
     Raises:
-        ConfigError: an example has no owner, or owners are of several kinds.
+        ConfigError: An example has no owner, or owners have several types.
     """
     names, codes = np.unique(_read_labels(owners, "owners"), return_inverse=True)
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
-    is_time = names.dtype.kind in "mM"  # of which a list has whole numbers
+    is_time = names.dtype.kind in "mM"  # `tolist` makes whole numbers of times
     owned = list(names) if is_time else names.tolist()
     return dict(zip(owned, np.split(order, ends), strict=True))
 
@@ -172,16 +186,16 @@ def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
 def draw_labels(
     parts: Sequence[NDArray[np.int64]], labels: NDArray[Any], path: Any
 ) -> None:
-    """Draw a partition: a bar for each client, with a piece for each label.
+    """Plot a partition: a bar for each client, with a section for each label.
 
     Args:
-        parts: of the clients.
-        labels: of all examples.
-        path: of the picture; its suffix says the format.
+        parts: The indices of each client's examples.
+        labels: The labels of all examples.
+        path: The path of the picture. Its suffix decides the format.
 
     Raises:
         UserError: matplotlib is not installed.
-        ConfigError: these are no parts, no labels, or no path.
+        ConfigError: `parts` are not indices, or `labels` or `path` has another type.
     """
     labels = _read_labels(labels, "labels")
     if not _are_indices(parts, len(labels)):
@@ -217,25 +231,26 @@ def _are_indices(parts: Any, num_examples: int) -> bool:
 
 @tracebacks.shorten
 def split_by_label(
-    labels: NDArray[Any], num_clients: int, alpha: float, seed: int
-) -> list[NDArray[np.int64]]:
-    """Split examples among clients of equal size that prefer different labels.
+    labels: NDArray[Any], num_clients: int, alpha: float, *, seed: int = 0
+) -> Parts:
+    """Divide examples among clients of equal size that prefer different labels.
 
-    Each client in turn draws its mix of labels from a Dirichlet distribution around
-    that of all examples, then its examples by that mix; once a label is used up, the
-    mix is scaled over those that are left. Every example goes to one client.
+    Each client in turn draws its own mix of labels from a Dirichlet distribution around
+    the mix of all examples. Then it draws its examples by this mix. Once a label is
+    used up, the mix is scaled to the remaining labels.
 
     Args:
-        labels: of all examples, any dtype that has an order, [n].
-        num_clients: 1 to n; sizes differ by one at most, so that none is empty.
-        alpha: > 0; small: few labels a client, large: all clients alike.
-        seed: >= 0.
+        labels: The labels of all examples, of any dtype that has an order, [n].
+        num_clients: The number of clients, 1 to n. Their sizes differ by at most one.
+        alpha: The concentration, > 0. With a small value, a client has few labels. With
+            a large value, all clients have similar labels.
+        seed: The seed of the partition, >= 0.
 
     Returns:
         The indices of each client's examples, in random order.
 
     Raises:
-        ConfigError: an argument is out of its range, or a label is missing.
+        ConfigError: An argument is out of its range, or a label is missing.
     """
     labels = _read_labels(labels, "labels")
     num_clients = read_whole("num_clients", num_clients, 1, len(labels))
@@ -255,11 +270,6 @@ def split_by_label(
 
 
 def _read_labels(given: object, name: str) -> NDArray[Any]:
-    """Return one label for each example, of an array, a list or a column of pandas.
-
-    Raises:
-        ConfigError: they are not one for each, of one kind, or one is missing.
-    """
     labels = np.asarray(given)
     if labels.ndim != 1 or not labels.size:
         raise errors.ConfigError(
@@ -288,7 +298,7 @@ def _draw_examples(
     pools: list[list[np.int64]],
     size: int,
 ) -> NDArray[np.int64]:
-    """Take `size` examples out of the pools of labels, by the mix as far as it goes."""
+    """Remove `size` examples from the pools of labels, by the mix if possible."""
     drawn: list[np.int64] = []
     while len(drawn) < size:
         left = np.array([len(pool) for pool in pools])

@@ -16,58 +16,73 @@ import keras
 import tensorflow as tf
 
 import ray_fed.tracebacks as tracebacks
-from ray_fed.learning.aggregators.aggregator import mean
-from ray_fed.learning.checks import check_number, check_positive
-from ray_fed.learning.composition import Broadcast, Guards, build_process
+from ray_fed.learning.aggregators.aggregator import Aggregator, mean, with_sum
+from ray_fed.learning.checks import check_number
+from ray_fed.learning.composition import Broadcast, Guards, build_process, send_weights
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.optimizers import (
+    OptimizerLike,
+    OptimizerSpec,
+    read_plain_rate,
+    server_step,
+)
+from ray_fed.learning.processes import LearningProcess
 
 _LEAST_LOSS = 1e-10
 """A loss of zero has no power below zero."""
 
 
 class QFedAvgUpdate(NamedTuple):
-    """What a client of q-FedAvg sends.
+    """The update of a client of q-FedAvg.
 
     Attributes:
-        delta: of its weights, times L and the power of its loss.
-        divisor: h_k of the paper.
+        delta: The change of the client's weights, times L and the power of its loss.
+        divisor: h_k of the paper, and 1 if the client has examples, else 0. The server
+            gets their sums.
     """
 
     delta: Delta
-    divisor: Any
+    divisor: tuple[Any, Any]
 
 
 @tracebacks.shorten
 def build_q_fed_avg(
     model: Model,
-    client_learning_rate: float,
+    client_optimizer: float | keras.optimizers.Optimizer | None = None,
+    server_optimizer: OptimizerLike | None = None,
     *,
     q: float,
     epochs: int = 1,
+    aggregator: Aggregator | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
     """Build q-FedAvg: federated averaging that is fair to clients with a high loss.
 
-    Clients count the same, however many examples they have. A client goes through its
-    data once more than its `epochs`, for its loss at the server's weights.
+    Each client has the same weight, whatever its number of examples. A client goes
+    through its data once more than its `epochs`, to measure its loss at the server's
+    weights.
+
+    Other arguments are those of `build_fed_avg`.
 
     Args:
-        model: to train.
-        client_learning_rate: 1 / L of the paper, of SGD at the clients, > 0.
-        q: of the paper, >= 0; 0 is the unweighted mean, more is more fair.
-        epochs: passes of each client over its data in a round, >= 1.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
+        client_optimizer: SGD with a learning rate alone, which is 1 / L of the paper;
+            or this rate, > 0. None: the optimizer that the Keras model was compiled
+            with.
+        q: q of the paper, >= 0. With 0 the updates have equal weights. A higher value
+            is fairer.
+        aggregator: The aggregation of the weighted deltas, by default their mean.
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: A number is out of its range, the client optimizer has other
+            settings than its rate, or the aggregator adds noise.
     """
     expect_model(model)
-    check_positive("client_learning_rate", client_learning_rate)
     check_number("q", q, lambda power: power >= 0, "of at least 0")
-    rate = float(client_learning_rate)
+    rate = read_plain_rate(model, client_optimizer)
     train = LocalTraining(model, keras.optimizers.SGD(rate), epochs)
+    optimizer = OptimizerSpec.of(server_optimizer or keras.optimizers.SGD(1.0))
+    move, server_state = server_step(model, optimizer)
 
     def client(server: Broadcast, batches: Any) -> Any:
         before = model.evaluate(server.weights, batches)
@@ -82,26 +97,32 @@ def build_q_fed_avg(
         power = loss**q
         divisor = q * loss ** (q - 1) * tf.add_n(squares) + power / rate
         weighed = tuple(tf.cast(power / rate, d.dtype) * d for d in delta.trainable)
-        update = QFedAvgUpdate(delta._replace(trainable=weighed), divisor)
-        return update, trained.num_examples > 0, trained.totals
+        takes_part = tf.cast(trained.num_examples > 0, tf.float32)
+        sums = divisor * takes_part, takes_part
+        update = QFedAvgUpdate(delta._replace(trainable=weighed), sums)
+        return update, takes_part, trained.totals
 
     def server(weights: ModelWeights, state: Any, update: QFedAvgUpdate) -> Any:
-        delta, divisor = update  # means: their quotient is that of the sums
+        delta, (divisors, count) = update
+        # The quotient of two means is the quotient of their sums.
+        divisor = tf.math.divide_no_nan(divisors, count)
         moved = tuple(
             tf.math.divide_no_nan(d, tf.cast(divisor, d.dtype)) for d in delta.trainable
         )
-        return model.move(weights, delta._replace(trainable=moved)), state
+        return move(weights, state, delta._replace(trainable=moved))
 
-    process = build_process(
+    return build_process(
         model,
         client=client,
         server=server,
-        aggregator=mean(weighted=False),
+        server_state=server_state,
+        aggregator=with_sum(aggregator or mean(weighted=False)),
+        send=send_weights,
         guards=guards,
-    )
-    return with_facts(
-        process,
-        algorithm=f"q-FedAvg({q:g})",
-        client_learning_rate=client_learning_rate,
-        epochs=epochs,
+        name=f"q-FedAvg({q:g})",
+        settings={
+            "client optimizer": train.optimizer,
+            "server optimizer": optimizer,
+            "epochs": epochs,
+        },
     )

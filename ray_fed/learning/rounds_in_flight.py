@@ -1,36 +1,38 @@
 """Rounds in flight: how a run calls its process, on which threads, until a signal.
 
     main thread      next(round r) ----> next(round r + 1) ----> ...
-    I/O thread       reads metrics and kept values, reads and saves states
-    work thread      what follows each round
+    work thread      evaluation, callbacks and `stop` of each round
+    saves            reads and saves states, see `checkpoints`
 
 ReferencedCalls   a context of ray_fed: calls return at once, the state stays
-NumberedCalls     one with `debug`: one call after another, numbered as the above
+NumberedCalls     a context with `debug`: one call after another, with the same numbers
 ProcessCalls      any other context, or plain functions: one call after another
 
-The threads are daemons: a program that is told to leave at once does not wait for what
-they do. The first SIGINT or SIGTERM is a wish that the run sees: save and leave. A
-second one kills.
+The threads are daemons: a program that must end at once does not wait for them. After
+the first SIGINT or SIGTERM, the run saves its last round and then lets the signal end
+the program. A second signal ends the program at once.
 """
 
 import concurrent.futures
 import contextlib
+import contextvars
+import copy
 import dataclasses
 import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NoReturn, Self, TypeVar
 
 import federated_language as fl
 from federated_language.program import structure_utils
 from typing_extensions import override
 
 import ray_fed
-from ray_fed.learning.checkpoints import IoThread
-from ray_fed.learning.processes import LearningProcess
+from ray_fed.learning.processes import ClientBytes, LearningProcess
+from ray_fed.learning.schedules import Step
 from ray_fed.observability import events
 from ray_fed.observability.events import EventSink
 from ray_fed.observability.report import ASIDE_FROM, ReportBuilder, RoundReport
@@ -41,34 +43,55 @@ flf = fl.framework
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_SIGNAL_EXIT_BASE = 128
+"""Shells report a program that a signal ended by this plus the signal's number."""
+
 _POLL_S = 0.1
-"""How soon `wait_for` sees a signal."""
+"""How often `wait_for` looks for a signal, in seconds."""
 
 
 class StopNow(BaseException):
-    """Ends a call on the main thread that nothing else could end."""
+    """Ends a call on the main thread that does not end by itself."""
 
 
 class Interrupts:
     """Notes the first signal; on the second, the former handlers take over.
 
-    A context manager. On another thread than the main one it does nothing.
+    This is a context manager. Its end delivers the signal that was noted. It does
+    nothing on other threads than the main one. A signal that the program ignores, as
+    under `nohup`, stays ignored.
+
+    Args:
+        raises: Whether the end of the `with` statement raises what the signal raises
+            in a program without a run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, raises: bool) -> None:
         self.since: float | None = None
-        """When the first signal came, by the monotonic clock; None: none came."""
+        """Time of the first signal, by the monotonic clock. None: no signal came."""
+        self._raises = raises
+        self._number = signal.SIGINT
         self._former: dict[int, Any] = {}
+        self._handler: Any = None  # the former handler of the signal that came
         self._breaks = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                self._former[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, _: object, error: BaseException | None, traceback: object
+    ) -> None:
         self._restore()
+        # Without an initial state there is no result that could be returned.
+        if isinstance(error, StopNow):
+            self._deliver()
+        # Another exception than an `Exception` ends the program already.
+        if error is None or isinstance(error, Exception):
+            self.deliver()
 
     def _restore(self) -> None:
         former, self._former = self._former, {}
@@ -81,16 +104,45 @@ class Interrupts:
             self._restore()
             os.kill(os.getpid(), number)
             return
+        self._number, self._handler = signal.Signals(number), self._former[number]
         self.since = time.monotonic()
         if self._breaks:
             raise StopNow
 
-    def wait_for(self, future: concurrent.futures.Future[_T], grace_s: float) -> _T:
-        """Return what a future returns; do not wait for it long once a signal came.
+    def deliver(self) -> None:
+        """End the program by the signal that came, if there is one and `raises` is set.
 
         Raises:
-            StopNow: they are over.
-            Exception: what the future raised.
+            KeyboardInterrupt: SIGINT came.
+            SystemExit: SIGTERM came. The code is 143, as a shell reports it.
+            BaseException: An exception of the program's own handler of the signal.
+        """
+        if self.since is not None and self._raises:
+            self._deliver()
+
+    def _deliver(self) -> NoReturn:
+        self._restore()
+        if callable(self._handler):
+            try:
+                self._handler(self._number, None)
+            except SystemExit as error:
+                # Ray's handler exits with the bare number of the signal.
+                if error.code != self._number:
+                    raise
+        if self._number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(_SIGNAL_EXIT_BASE + self._number)
+
+    def wait_for(self, future: concurrent.futures.Future[_T], grace_s: float) -> _T:
+        """Return the result of a future, and wait at most `grace_s` after a signal.
+
+        Args:
+            future: The future.
+            grace_s: The seconds to wait after the first signal, >= 0.
+
+        Raises:
+            StopNow: A signal came `grace_s` seconds ago, and there is no result.
+            Exception: The error of the future.
         """
         while not concurrent.futures.wait([future], _POLL_S).done:
             left = self.find_time_left(grace_s)
@@ -99,23 +151,23 @@ class Interrupts:
         return future.result()
 
     def find_time_left(self, limit_s: float) -> float | None:
-        """Return how much is left of a time that began with the first signal.
+        """Return the time that is left of a limit, counted from the first signal.
 
         Args:
-            limit_s: that time.
+            limit_s: The limit, in seconds.
 
         Returns:
-            Seconds, below 0 once it is over; None where no signal came.
+            The seconds that are left, below 0 after the limit. None if no signal came.
         """
         since = self.since
         return None if since is None else since + limit_s - time.monotonic()
 
     @contextlib.contextmanager
     def breaking(self) -> Generator[None]:
-        """Raise `StopNow` out of what is done inside when the first signal comes.
+        """Raise `StopNow` inside the `with` block when the first signal comes.
 
         Raises:
-            StopNow: it came.
+            StopNow: The first signal came, or it came before.
         """
         if self.since is not None:
             raise StopNow
@@ -127,7 +179,7 @@ class Interrupts:
 
 
 class WorkThread:
-    """Does one thing after another, in order; a context manager."""
+    """A thread that runs one function after another. It is a context manager."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -138,12 +190,13 @@ class WorkThread:
             task()
 
     def submit(self, work: Callable[[], _T]) -> concurrent.futures.Future[_T]:
-        """Have something done after all before it."""
+        """Run a function after those submitted before, and return a future."""
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        variables = contextvars.copy_context()  # such as `context.on_workers`
 
         def do() -> None:
             try:
-                future.set_result(work())
+                future.set_result(variables.run(work))
             except BaseException as error:  # noqa: BLE001 (told by the future)
                 future.set_exception(error)
 
@@ -158,18 +211,18 @@ class WorkThread:
 
 
 class RoundReports:
-    """An event sink that keeps reports of some calls until they are taken."""
+    """An event sink that stores the reports of some calls until they are taken."""
 
     def __init__(self) -> None:
         self._builder = ReportBuilder()
         self._found: dict[int, RoundReport | None] = {}
 
     def expect(self, number: int) -> None:
-        """Keep the report of the call of a number."""
+        """Store the report of the call with this number when it comes."""
         self._found[number] = None
 
     def take(self, number: int) -> RoundReport | None:
-        """Return that report, and keep it no longer."""
+        """Return the report of a call, or None, and remove it."""
         return self._found.pop(number, None)
 
     def on_event(self, event: events.Event) -> None:
@@ -186,37 +239,51 @@ class GoingRound:
     """A round that was called.
 
     Attributes:
-        round_index: rounds of the run before it.
-        state: after it, to be given to the next call; read by `ProcessCalls.read`.
-        metrics: of the clients' training, plain, once they are there.
-        kept: what its clients keep for later rounds, likewise; None where they keep
-            nothing.
-        take_report: returns its report, once; None where there is none.
+        round_index: The number of rounds of the run before this one.
+        cohort: The indices of its clients, in the order of the call's arguments.
+        state: The state after the round, for the next call. `ProcessCalls.read` reads
+            it.
+        metrics: A future of the plain metrics of the clients' training. If the call
+            failed, it has the error.
+        kept: A future of the plain values that the clients keep for later rounds, or
+            None if they keep nothing.
+        client_metrics: A future of the plain metrics of each client, or None if the
+            process does not return them.
+        take_report: Returns the report of the round, or None if there is no report. It
+            removes the report, so a second call returns None.
+        candidates: The clients that were evaluated for the cohort, see `RoundRecord`.
+        step: The decisions of the clock of devices, or None if the run has no clock.
+        live: The earlier states that running tasks of clients began with, by version.
     """
 
     round_index: int
+    cohort: Sequence[int]
     state: Any
     metrics: concurrent.futures.Future[Any]
     kept: concurrent.futures.Future[Any] | None
+    client_metrics: concurrent.futures.Future[Any] | None
     take_report: Callable[[], RoundReport | None]
+    candidates: Mapping[str, tuple[float, ...]] | None = None
+    step: Step | None = None
+    live: Mapping[int, Any] = dataclasses.field(default_factory=dict[int, Any])
 
 
 class ProcessCalls:
-    """Calls the two computations of a process, and what `evaluate` calls.
+    """Calls the two computations of a process, and the computations of `evaluate`.
 
-    These return when they are done, with plain values, and have no numbers or events.
+    Calls return plain values when they are done. They have no numbers and no events.
 
     Args:
-        process: to call.
-        context: the default one, which threads of the run are to have too.
-        interrupts: end a call.
+        process: The process to call.
+        context: The default context of the caller. Threads of the run use it, too.
+        interrupts: Notes signals, which end a call.
 
     Attributes:
-        first_number: the number of the call of round 0: in a run that is resumed, that
+        first_number: The number of the call of round 0. A resumed run has the number
             of the run before.
-        bytes_read: how many bytes of states came into this process so far.
-        takes_ahead: whether a round can be called before the one is done whose state it
-            takes.
+        bytes_read: The number of bytes of states that this process has read so far.
+        takes_ahead: Whether a round can be called before the round is done whose state
+            it takes.
     """
 
     first_number = 0
@@ -230,46 +297,71 @@ class ProcessCalls:
         self._context = context
         self._interrupts = interrupts
 
+    @property
+    def client_bytes(self) -> ClientBytes | None:
+        """The bytes that each client of a round would receive and send."""
+        return getattr(self._process, "client_bytes", None)
+
     def subscribe(self, sink: EventSink) -> None:
         """Send events of calls to a sink until `close`."""
 
     def initialize(self) -> Any:
-        """Return the initial state; call it first."""
+        """Return the initial state. This must be the first call."""
         return self._process.initialize()
 
-    def next(self, state: Any, clients: Sequence[Any], round_index: int) -> GoingRound:
+    def next(
+        self,
+        state: Any,
+        clients: Sequence[Any],
+        round_index: int,
+        cohort: Sequence[int],
+    ) -> GoingRound:
         """Call a round.
 
         Args:
-            state: before it.
-            clients: what `next` takes of clients: their data; before these what they
-                kept, where they keep something.
-            round_index: rounds of the run before it.
+            state: The state before it.
+            clients: The arguments of `next` after the state. The last one is the data
+                of clients. Before it come the values that clients kept, or the inputs
+                from the clock, if there are any.
+            round_index: The number of rounds of the run before this one.
+            cohort: The indices of the clients.
 
         Raises:
-            StopNow: the run is to end, and the call did not.
+            StopNow: A signal came before the call ended.
         """
         with self._interrupts.breaking():
-            new_state, *kept, metrics = self.call(round_index, (state, *clients))
+            returned = self.call(round_index, (state, *clients))
+        return self._going(round_index, cohort, returned, _done, lambda: None)
+
+    def _going(
+        self,
+        round_index: int,
+        cohort: Sequence[int],
+        returned: Any,
+        read: Callable[[Any], concurrent.futures.Future[Any]],
+        take_report: Callable[[], RoundReport | None],
+    ) -> GoingRound:
+        """Return a round that was called, from the result of its process."""
+        state, *at_clients, metrics = returned
+        has_own = getattr(self._process, "has_client_metrics", False)
+        own = read(at_clients.pop()) if has_own else None
+        kept = read(at_clients[0]) if at_clients else None
         return GoingRound(
-            round_index,
-            new_state,
-            _done(metrics),
-            _done(kept[0]) if kept else None,
-            lambda: None,
+            round_index, cohort, state, read(metrics), kept, own, take_report
         )
 
     def call(self, round_index: int, arguments: tuple[Any, ...]) -> Any:
-        """Return what the process returns of a round."""
+        """Call the process for a round, and return its result."""
         del round_index
-        return self._process.next(*arguments)
+        if isinstance(self._process.next, flf.Computation):
+            return self._process.next(*arguments)
+        # A plain function may write to a state that it takes, or has returned, while
+        # the run evaluates and saves that state.
+        state, *clients = arguments
+        return copy.deepcopy(self._process.next(copy.deepcopy(state), *clients))
 
     def read(self, state: Any) -> Any:
         """Return a state in this process, as plain values."""
-        return state
-
-    async def fetch(self, state: Any) -> Any:
-        """Return what `read` does, on the I/O thread."""
         return state
 
     def evaluating(self, round_index: int) -> None:
@@ -277,8 +369,13 @@ class ProcessCalls:
         del round_index
         flf.set_default_context(self._context)
 
+    def evaluate(self, comp: Any, arguments: tuple[Any, ...], round_index: int) -> Any:
+        """Call a computation before a round, and return its plain result."""
+        del round_index
+        return comp(*arguments)
+
     def close(self, num_rounds: int) -> None:
-        """End calls that run; the context counts as many calls as rounds now."""
+        """End running calls, and set the context's number of calls to the rounds."""
 
 
 def _done(value: Any) -> concurrent.futures.Future[Any]:
@@ -288,21 +385,25 @@ def _done(value: Any) -> concurrent.futures.Future[Any]:
 
 
 _CALLS_A_ROUND = 10**4
+"""The number of calls that each round has for other purposes, such as `evaluate`. The
+last one is the call before the round."""
 
 
-def open_calls(
-    process: LearningProcess, io: IoThread, interrupts: Interrupts
-) -> ProcessCalls:
-    """Return how to call a process in the default context of this thread."""
+def _number_before(round_index: int) -> int:
+    return ASIDE_FROM + _CALLS_A_ROUND * (round_index + 1) - 1
+
+
+def open_calls(process: LearningProcess, interrupts: Interrupts) -> ProcessCalls:
+    """Return the calls of a process in the default context of this thread."""
     context = flf.get_context_stack().current
     if isinstance(process.next, flf.Computation):
         if isinstance(context, RayFederatedContext):
-            return ReferencedCalls(process, context, io, owns=False)
+            return ReferencedCalls(process, context, owns=False)
         if isinstance(context, ray_fed.ExecutionContext):
             # With `debug`, a breakpoint is to stop the thread that calls.
             if context.config.debug:
                 return NumberedCalls(process, context, interrupts)
-            return ReferencedCalls(process, RayFederatedContext(context), io, owns=True)
+            return ReferencedCalls(process, RayFederatedContext(context), owns=True)
     return ProcessCalls(process, context, interrupts)
 
 
@@ -310,23 +411,20 @@ class ReferencedCalls(ProcessCalls):
     """Calls that return references: the state stays where it was made.
 
     Args:
-        process: to call.
-        context: of its calls.
-        io: reads references.
-        owns: whether `close` closes the context.
+        process: The process to call.
+        context: The context of its calls.
+        owns: Whether `close` closes the context.
     """
 
     def __init__(
         self,
         process: LearningProcess,
         context: RayFederatedContext,
-        io: IoThread,
         *,
         owns: bool,
     ) -> None:
         self._process = process
         self._context = context
-        self._io = io
         self._owns = owns
         self.takes_ahead = owns  # so that `close` ends what was called in vain
         self._reports = RoundReports()
@@ -345,36 +443,44 @@ class ReferencedCalls(ProcessCalls):
         return state
 
     @override
-    def next(self, state: Any, clients: Sequence[Any], round_index: int) -> GoingRound:
+    def next(
+        self,
+        state: Any,
+        clients: Sequence[Any],
+        round_index: int,
+        cohort: Sequence[int],
+    ) -> GoingRound:
         number = self.first_number + round_index
         self._reports.expect(number)
-        new_state, *kept, metrics = self._context.invoke_at(
+        returned = self._context.invoke_at(
             number, self._process.next, (state, *clients)
         )
-        return GoingRound(
+        return self._going(
             round_index,
-            new_state,
-            self._io.submit(fl.program.materialize_value(metrics)),
-            self._io.submit(fl.program.materialize_value(kept[0])) if kept else None,
+            cohort,
+            returned,
+            self._context.read,
             lambda: self._reports.take(number),
         )
 
     @override
     def read(self, state: Any) -> Any:
-        return self._io.run(self.fetch(state))
-
-    @override
-    async def fetch(self, state: Any) -> Any:
-        found = await fl.program.materialize_value(state)
+        found = self._context.read(state).result()
         leaves = structure_utils.flatten(found)
         self.bytes_read += sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
         return found
 
     @override
+    def evaluate(self, comp: Any, arguments: tuple[Any, ...], round_index: int) -> Any:
+        number = _number_before(round_index)
+        result = self._context.invoke_at(number, comp, arguments)
+        return self._context.read(result).result()
+
+    @override
     def evaluating(self, round_index: int) -> None:
         def invoke_at(number: int, comp: Any, arg: Any) -> Any:
             result = self._context.invoke_at(number, comp, arg)
-            return self._io.run(fl.program.materialize_value(result))
+            return self._context.read(result).result()
 
         flf.set_default_context(_EvaluationContext(invoke_at, round_index))
 
@@ -389,11 +495,13 @@ class ReferencedCalls(ProcessCalls):
 
 
 class _EvaluationContext(flf.SyncContext):
-    """Calls of `evaluate`, whose numbers are none of rounds; results are plain values.
+    """Calls of `evaluate`. Their numbers differ from those of rounds.
+
+    Results are plain values.
 
     Args:
-        invoke_at: runs a call of a number.
-        round_index: of the round whose state is evaluated.
+        invoke_at: Runs a computation as the call with a number.
+        round_index: The index of the round whose state is evaluated.
     """
 
     def __init__(
@@ -412,9 +520,9 @@ class NumberedCalls(ProcessCalls):
     """Direct calls with the random numbers that `ReferencedCalls` would draw.
 
     Args:
-        process: to call.
-        context: the default one.
-        interrupts: end a call.
+        process: The process to call.
+        context: The default context of the caller.
+        interrupts: Notes signals, which end a call.
     """
 
     def __init__(
@@ -436,6 +544,10 @@ class NumberedCalls(ProcessCalls):
     def call(self, round_index: int, arguments: tuple[Any, ...]) -> Any:
         number = self.first_number + round_index
         return self._numbers.invoke_at(number, self._process.next, arguments)
+
+    @override
+    def evaluate(self, comp: Any, arguments: tuple[Any, ...], round_index: int) -> Any:
+        return self._numbers.invoke_at(_number_before(round_index), comp, arguments)
 
     @override
     def evaluating(self, round_index: int) -> None:

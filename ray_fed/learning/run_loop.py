@@ -1,27 +1,25 @@
-"""`learning.run`: the loop over rounds: seen, saved, stopped and resumed.
+"""`learning.run`: the loop over rounds, which shows, saves, stops and resumes a run.
 
     main thread    round r -> read r+1 ... r+1 begins -> read r+2 ... r+2 begins
                           |                          |
     work thread           +--> evaluate, callbacks,  +--> the same
                                stop?, save
 
-What follows a round overlaps the next one, and so does what comes before a round: while
-r+1 runs, r+2 is called with the state that r+1 will have, and waits for that alone. A
-round is called once it is known that the run goes on after the one before the last; it
-counts only if the run goes on after the last, so that timing decides nothing.
-Arguments are checked, and metrics that are asked for by name looked for, before the
-first round.
+The work after a round overlaps the next round. The work before a round does, too:
+while round r+1 runs, round r+2 is called with the state that r+1 will have, and waits
+for that state alone. Round r+2 is called once the run is known to continue after round
+r. It counts only if the run continues after round r+1, so the result does not depend on
+timing. Arguments, and the names of metrics, are checked before the first round.
 """
+
+# pyright: reportPrivateUsage=false
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import logging
-import operator
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,27 +28,31 @@ from typing import Any, Literal, TypeAlias
 import federated_language as fl
 import numpy as np
 
-import ray_fed
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed import tensorflow as rtf
+from ray_fed.language import trees
+from ray_fed.language.type_checks import read_whole
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian, check_noise
 from ray_fed.learning.batches import (
     BatchCaster,
     check_batches,
     check_clients,
-    count_rows,
+    detach,
     find_nan,
 )
 from ray_fed.learning.callbacks import Callbacks
+from ray_fed.learning.candidates import (
+    build_candidate_evaluation,
+    is_adaptive,
+    read_columns,
+    to_columns,
+)
 from ray_fed.learning.checkpoints import (
     Checkpoints,
-    IoThread,
     Reached,
     RunStorage,
-    SavedRun,
 )
-from ray_fed.learning.checks import check_number, read_whole, read_whole_or_none
+from ray_fed.learning.checks import check_number, read_whole_or_none
 from ray_fed.learning.client_states import (
     ClientId,
     ClientStates,
@@ -59,6 +61,7 @@ from ray_fed.learning.client_states import (
     SavedClientStates,
     check_client_states,
 )
+from ray_fed.learning.devices import Devices
 from ray_fed.learning.fed_eval import choose_evaluation
 from ray_fed.learning.history import (
     History,
@@ -66,6 +69,7 @@ from ray_fed.learning.history import (
     name_elements,
     read_evaluation,
     read_metrics,
+    stack_metrics,
 )
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.rounds_in_flight import (
@@ -76,14 +80,35 @@ from ray_fed.learning.rounds_in_flight import (
     WorkThread,
     open_calls,
 )
+from ray_fed.learning.run_fingerprint import (
+    describe_data,
+    describe_process,
+    describe_settings,
+    describe_state,
+    digest_start,
+    with_ids,
+)
+from ray_fed.learning.schedules import (
+    Buffered,
+    BufferedClock,
+    LiveStates,
+    Step,
+    Synchronous,
+    SynchronousClock,
+    open_clock,
+)
 from ray_fed.observability import reprs
 from ray_fed.observability.progress import RoundProgress
 from ray_fed.program import (
+    AdaptiveSampler,
+    ClientData,
+    ClientMetrics,
     PoissonSampler,
-    RayFederatedContext,
     Sampler,
     UniformSampler,
 )
+from ray_fed.program.descriptions import describe_part
+from ray_fed.program.samplers import check_cohort
 
 _logger = logging.getLogger(__name__)
 
@@ -94,19 +119,20 @@ _MAX_NAMED = 10  # clients of a cohort that a note lists
 class PrivateSampler:
     """Draws the clients of each round as the accountant of a process assumes it.
 
-    With the noise of `dp_mean` each client takes part by itself with one probability;
-    a round may have none. With that of `dp_ftrl_mean` each pass has each client once.
+    With the noise of `dp_mean`, each client takes part independently with the same
+    probability, and a round may have no clients. With the noise of `dp_ftrl_mean`, each
+    client takes part once in each pass over all clients.
 
     Attributes:
-        privacy: of the process.
-        seed: >= 0.
+        privacy: The guarantee of the process, which decides the size of cohorts.
+        seed: The seed of the cohorts, >= 0.
     """
 
     privacy: SampledGaussian | TreeGaussian
     seed: int
 
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
-        """Draw clients: see `program.Sampler`; the accountant says how many."""
+        """Draw clients, see `program.Sampler`. `privacy` decides how many."""
         del k
         if isinstance(self.privacy, SampledGaussian):
             sampler = PoissonSampler(self.privacy.sampling_probability, self.seed)
@@ -117,22 +143,10 @@ class PrivateSampler:
         return sorted(parts[step].tolist())
 
 
-class NamedClients(list[Any]):
-    """What clients have, of a dictionary by id.
-
-    Attributes:
-        ids: in its order.
-    """
-
-    def __init__(self, clients: Mapping[Any, Any]) -> None:
-        super().__init__(clients.values())
-        self.ids = tuple(clients)
-
-
 def say_who(
     error: BaseException, round_index: int, cohort: Sequence[int], data: Any
 ) -> None:
-    """Note which round and clients an error is of: it knows of its call alone."""
+    """Add a note to an error: the round of the run, and the clients of its cohort."""
     place = getattr(getattr(error, "location", None), "client_index", None)
     ids: Sequence[object] = getattr(data, "ids", ())
     if place is None:
@@ -163,8 +177,12 @@ def _is_sequence(value: object) -> bool:
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "data": (_is_sequence, "the batches of each client, a sequence or a dictionary,"),
     "sampler": (
-        lambda value: value is None or callable(getattr(value, "sample", None)),
-        "an object with a method `sample(round_index, num_clients, k)` or None",
+        lambda value: (
+            value is None
+            or callable(getattr(value, "sample", None))
+            or is_adaptive(value)
+        ),
+        "an object with a method `sample`, a `program.AdaptiveSampler` or None",
     ),
     "cast": (lambda value: value is None or isinstance(value, bool), "a bool or None"),
     "storage_path": (
@@ -177,8 +195,17 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a list of callbacks, such as `[callback]`,",
     ),
     "on_error": (lambda value: value in ("raise", "log"), '"raise" or "log"'),
+    "on_signal": (lambda value: value in ("raise", "return"), '"raise" or "return"'),
     "stop": (_is_function, "a function of the history or None"),
     "progress": (lambda value: isinstance(value, bool), "True or False"),
+    "devices": (
+        lambda value: value is None or isinstance(value, Devices),
+        "`learning.devices.Devices` or None",
+    ),
+    "schedule": (
+        lambda value: value is None or isinstance(value, Synchronous | Buffered),
+        "`learning.Synchronous`, `learning.Buffered` or None",
+    ),
 }
 
 
@@ -186,7 +213,7 @@ def check_kinds(arguments: Mapping[str, object]) -> None:
     """Raise unless arguments are of their kinds.
 
     Raises:
-        ConfigError: one is of another kind.
+        ConfigError: An argument has another kind.
     """
     for name, value in arguments.items():
         is_right, kind = _KINDS[name]
@@ -200,7 +227,7 @@ def check_process(process: Any) -> None:
     """Raise unless a process trains: its `next` returns a state first.
 
     Raises:
-        ConfigError: it is no process, or an evaluation.
+        ConfigError: It is not a process, or it is an evaluation.
     """
     if not hasattr(process, "initialize") or not hasattr(process, "next"):
         raise errors.ConfigError(
@@ -228,12 +255,14 @@ def check_metrics(
     """Refuse the name of a metric that no round will have, where that is known.
 
     Args:
-        askers: those with a `monitor` ask for a metric.
-        process: that trains.
-        evaluation: what the run evaluates by; None: it does not.
+        askers: Callbacks and the `stop` function. Their attribute `monitor`, if they
+            have one, is the name of a metric.
+        process: The process that trains.
+        evaluation: The process or function that the run evaluates by, or None if it
+            does not evaluate.
 
     Raises:
-        ConfigError: neither training nor the evaluation has such a metric.
+        ConfigError: Neither training nor the evaluation has such a metric.
     """
     *_, metrics = getattr(_result_type(process), "items", lambda: [("", None)])()
     trained = _metric_names(metrics[1])
@@ -264,25 +293,19 @@ def _result_type(process: Any) -> Any:
 
 
 def _metric_names(metrics: Any) -> list[str] | None:
-    """Return the numbers in metrics of a type; None where it does not say them."""
+    """Return the names of the numbers in metrics, or None if the type has no names."""
     if isinstance(metrics, fl.FederatedType) and metrics.placement == fl.SERVER:
         members = metrics.member
-        return _names(members, "") if isinstance(members, fl.StructType) else None
+        return _names(members) if isinstance(members, fl.StructType) else None
     return None
 
 
-def _names(type_spec: fl.StructType, path: str) -> list[str]:
-    found: list[str] = []
-    for name, member in type_spec.items():
-        full = f"{path}/{name}" if path else str(name)
-        match member:
-            case fl.StructType():
-                found += _names(member, full)
-            case fl.TensorType(shape=shape) if shape and None not in shape:
-                found += name_elements(full, [size or 0 for size in shape])
-            case _:
-                found.append(full)
-    return found
+def _names(type_spec: fl.StructType) -> list[str]:
+    names: list[str] = []
+    for path, leaf in trees.named_leaves(type_spec):
+        name, shape = "/".join(map(str, path)), getattr(leaf, "shape", None) or ()
+        names += [name] if None in shape else name_elements(name, shape)
+    return names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,22 +313,30 @@ class RunSpec:
     """The arguments of `learning.run` that its rounds follow; see there.
 
     Attributes:
-        data: of each client.
-        caster: makes a client's batches what the model takes.
-        sampler: of cohorts.
-        cohort_size: that it is asked for.
-        seed: of the cohorts.
-        num_rounds: of the whole run.
-        checkpoint_every: rounds; None: as saves take.
-        evaluate: takes the state.
-        evaluate_every: rounds.
-        stop: takes the history.
-        shows_progress: whether a bar or log lines are wanted.
+        data: The data of each client, by index.
+        caster: Converts a client's batches to the types that the model takes.
+        sampler: The sampler that draws the cohorts.
+        cohort_size: The number of clients that the sampler is asked for. None: it
+            decides.
+        seed: The seed of the cohorts, >= 0.
+        num_rounds: The number of rounds of the whole run, >= 0.
+        checkpoint_every: The number of rounds between two saves, >= 1. None: the latest
+            round is saved as often as the spacing of saves allows.
+        evaluate: The function that takes the state and returns metrics, or None.
+        evaluate_every: The number of rounds between two evaluations, >= 1.
+        stop: The function of the history that ends the run if it returns true, or None.
+        shows_progress: Whether to show a bar or print lines.
+        candidate_evaluation: The evaluation of clients for an adaptive sampler, or None
+            if the sampler is not adaptive.
+        devices: The devices of the clients. None: the run has no clock.
+        schedule: The schedule that the clock follows.
+        drawn: One integer for each client that was drawn so far. Records of all rounds
+            share it, as a round of 1,000 clients would keep 36 kB of integers else.
     """
 
     data: Sequence[Any]
     caster: Callable[[Any], Any]
-    sampler: Sampler
+    sampler: Sampler | AdaptiveSampler
     cohort_size: int | None
     seed: int
     num_rounds: int
@@ -314,44 +345,71 @@ class RunSpec:
     evaluate_every: int
     stop: Callable[[History], bool] | None
     shows_progress: bool
+    candidate_evaluation: LearningProcess | None = None
+    devices: Devices | None = None
+    schedule: Synchronous | Buffered = dataclasses.field(default_factory=Synchronous)
+    drawn: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
 
-    def draw(self, round_index: int) -> list[int]:
-        """Return the indices of a round's clients.
+    def draw(
+        self,
+        round_index: int,
+        size: int | None,
+        seen: Mapping[int, ClientMetrics] | None = None,
+    ) -> list[int]:
+        """Return the indices of a cohort's clients, or of candidates for it.
+
+        Args:
+            round_index: The number of cohorts before it.
+            size: The size of the cohort, as the sampler takes it.
+            seen: The last metrics of clients, for an adaptive sampler.
 
         Raises:
-            ConfigError: the sampler draws something else.
+            ConfigError: The sampler returns something else, or a client twice.
         """
-        num_clients = len(self.data)
-        drawn = self.sampler.sample(round_index, num_clients, self.cohort_size)
-        try:
-            cohort = [operator.index(client) for client in drawn]
-        except TypeError:
-            cohort = [-1]
-        are_known = all(0 <= client < num_clients for client in cohort)
-        if not are_known or len({*cohort}) < len(cohort):
-            raise errors.ConfigError(
-                f"Expected indices of clients, from 0 to {num_clients - 1} and none"
-                f" twice, of the sampler `{self.sampler}`, found"
-                f" {errors.describe(drawn)}."
-            )
-        return cohort
+        sampler: Any = self.sampler
+        given = round_index, len(self.data), size
+        if self.candidate_evaluation is None:
+            return self._check(sampler.sample(*given))
+        return self._check(sampler.propose(*given, seen))
+
+    def choose(
+        self, round_index: int, candidates: Mapping[int, ClientMetrics]
+    ) -> list[int]:
+        """Return the indices of the round's clients, of an adaptive sampler.
+
+        Raises:
+            ConfigError: The sampler returns something else, or a client twice.
+        """
+        sampler: Any = self.sampler
+        return self._check(sampler.choose(round_index, self.cohort_size, candidates))
+
+    def _check(self, drawn: Any) -> list[int]:
+        cohort = check_cohort(self.sampler, drawn, len(self.data))
+        return [self.drawn.setdefault(client, client) for client in cohort]
+
+    def read(self, client: int) -> Any:
+        """Return the batches of a client, by its index, as the model takes them."""
+        batches = self.data[client]
+        is_lazy = not isinstance(self.data, list | tuple | ClientData)
+        return self.caster(detach(batches) if is_lazy else batches)
+
+    def describe_clock(self) -> dict[str, Any]:
+        """Return the part of the fingerprint that decides the simulated clock."""
+        if self.devices is None:
+            return {}
+        return {
+            **describe_part("devices", self.devices),
+            **describe_part("schedule", self.schedule),
+        }
 
     def describe_cohorts(self) -> dict[str, Any]:
-        """Return what decides who takes part, to compare it when a run is resumed."""
+        """Return the part of the fingerprint that decides the cohorts."""
         size: Any = len(self.data) if self.cohort_size is None else self.cohort_size
-        described: dict[str, Any] = {"num_clients": len(self.data), "seed": self.seed}
+        described: dict[str, Any] = {"seed": self.seed}
         if isinstance(self.sampler, PrivateSampler):
             size = f"as for {self.sampler.privacy}"
         elif self.sampler != UniformSampler(self.seed):
-            text, count = re.subn(" at 0x[0-9a-f]+", "", repr(self.sampler))
-            if count:
-                _logger.warning(
-                    "The sampler is `%s`, which does not say how it draws: whether a"
-                    " run that is resumed has the same one cannot be told. Make it a"
-                    " dataclass, or give it a `__repr__`.",
-                    text,
-                )
-            described["sampler"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+            described |= describe_part("sampler", self.sampler)
         return described | {"cohort_size": size}
 
     def add_epsilon(self, training: Any, round_index: int) -> Any:
@@ -362,50 +420,15 @@ class RunSpec:
 
 
 def describe_run(process: LearningProcess, spec: RunSpec) -> dict[str, Any]:
-    """Return what decides the bits of a run, and is compared when it is resumed."""
-    initialize, run_round = (_type_of(c) for c in (process.initialize, process.next))
+    """Return the fingerprint of a run, without the initial state of its server."""
     return {
         **spec.describe_cohorts(),
-        "clients": _digest_clients(spec.data),
-        "state_type": initialize,
-        "next_type": run_round,
-        "next_content": _content_of(process.next),
+        **spec.describe_clock(),
+        **describe_data(spec.data),
+        **describe_process(process),
         "evaluates": None if spec.evaluate is None else spec.evaluate_every,
-        **_settings(),
+        **describe_settings(),
     }
-
-
-def _type_of(comp: Any) -> str | None:
-    if isinstance(comp, fl.framework.Computation):
-        return str(comp.type_signature)
-    return None
-
-
-def _content_of(comp: Any) -> str | None:
-    """Return what tells a computation from others; None where nothing does."""
-    if not isinstance(comp, fl.framework.ConcreteComputation):
-        return None
-    try:
-        return rtf.identify_computation(comp)[:16]
-    except errors.UnsupportedError:  # it has Python functions
-        return None
-
-
-def _digest_clients(data: Sequence[Any]) -> str:
-    ids = getattr(data, "ids", None)
-    if ids is None:
-        ids = tuple(count_rows(client) for client in data)
-    return hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
-
-
-def _settings() -> dict[str, int | None]:
-    context = fl.framework.get_context_stack().current
-    if isinstance(context, RayFederatedContext):
-        context = context.execution_context
-    if not isinstance(context, ray_fed.ExecutionContext):
-        return {}
-    config = context.config
-    return {"config_seed": config.seed, "clients_per_leaf": config.clients_per_leaf}
 
 
 def choose_sampler(
@@ -413,14 +436,14 @@ def choose_sampler(
     num_clients: int,
     cohort_size: int | None,
     seed: int,
-    given: Sampler | None,
+    given: Sampler | AdaptiveSampler | None,
     state: Any,
-) -> Sampler:
-    """Return who draws the cohorts of a run.
+) -> Sampler | AdaptiveSampler:
+    """Return the sampler that draws the cohorts of a run.
 
     Raises:
-        ConfigError: there are no clients, the process is for other clients or draws its
-            own cohorts, or the state's rounds had other noise.
+        ConfigError: There are no clients, the process is for another number of clients
+            or draws its own cohorts, or the rounds of the state had other noise.
     """
     if not num_clients:
         raise errors.ConfigError("Expected clients in `data`, found none.")
@@ -455,11 +478,15 @@ def begin_clients(
     given: ClientStates | None,
     state: Any,
 ) -> ClientStates | None:
-    """Return what holds the values of clients of a run, none yet.
+    """Return the empty store of the values that clients keep in a run.
+
+    The result is None if clients of the process keep nothing.
 
     Raises:
-        ConfigError: the process keeps nothing of clients, or what they kept is missing.
-        ValueMismatchError: what is given is of another process or of other clients.
+        ConfigError: `client_states` are passed for a process whose clients keep
+            nothing, or one of `state` and `client_states` is passed without the other.
+        ValueMismatchError: `client_states` belong to another process or to other
+            clients.
     """
     initial = getattr(process, "initial_client_state", None)
     if initial is None:
@@ -474,19 +501,20 @@ def begin_clients(
             "Expected `client_states` beside `state`, found none: clients of this"
             " process go on from what they kept, as the server does."
         )
+    ids: Sequence[Any] = getattr(data, "ids", range(len(data)))
     if given is not None:
-        check_client_states(given, initial, len(data))
+        check_client_states(given, initial, ids)
         if state is None and len(given.ids):
             raise errors.ConfigError(
                 "Expected `state` beside `client_states`, found none: what clients kept"
                 " goes on with the server's state of the same result. Pass"
                 " `state=result.state`, too."
             )
-    empty = ClientStates(initial) if given is None else given.emptied(initial)
+    empty = ClientStates(initial) if given is None else given._emptied(initial)
     if storage_path is not None:
         path, memory_bytes = os.fspath(storage_path), empty.max_memory_bytes
         empty = SavedClientStates(initial, path, memory_bytes=memory_bytes)
-    empty.limit_to(getattr(data, "ids", range(len(data))))
+    empty._limit_to(ids)
     return empty
 
 
@@ -494,7 +522,7 @@ _MOST_NUMBERS, _MOST_OF_EACH = 3, 2
 
 
 def show_metrics(record: RoundRecord, evaluated: RoundRecord | None) -> str:
-    """Return metrics of training and of evaluation, told apart, in a line."""
+    """Return the metrics of training and of evaluation in one line, with labels."""
     training = _show(record, "training.", "")
     if evaluated is None:
         return "  ".join(training[:_MOST_NUMBERS])
@@ -505,7 +533,7 @@ def show_metrics(record: RoundRecord, evaluated: RoundRecord | None) -> str:
 
 
 def _show(record: RoundRecord, part: str, label: str) -> list[str]:
-    """Return the metrics of a part, without counts."""
+    """Return the metrics of one part of a record as texts, without counts."""
     return [
         f"{label}{name.removeprefix(part)} {reprs.show_number(value)}"
         for name, value in record.numbers().items()
@@ -516,40 +544,28 @@ def _show(record: RoundRecord, part: str, label: str) -> list[str]:
 Reason: TypeAlias = Literal["finished", "stopped early", "interrupted"]
 
 _POLL_S = 0.1
-"""How soon a signal is seen; what a round returns is seen at once."""
+"""How often the loop looks for a signal. The end of a round is noticed at once."""
 
 _FOLLOW_S, _LEAVE_S = 5.0, 9.0
-"""After a signal: how long what follows the last round may take, and all of it."""
+"""Seconds from a signal: the most that the work after the last round takes, and the
+most that the whole end of the run takes."""
 
 _SAVE_S = 0.5
-"""What the last save has at least, however long ago the signal was."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _CalledRound:
-    """What came of the call of a round.
-
-    Attributes:
-        cohort: of its clients; None where that was not drawn.
-        going: the round; None where a signal ended the call, or it raised.
-        error: what it raised.
-    """
-
-    cohort: Sequence[int] | None
-    going: GoingRound | None
-    error: Exception | None = None
+"""The least time for the last save, in seconds, however long ago the signal was."""
 
 
 class RunLoop:
     """Runs the rounds that are left.
 
     Args:
-        spec: of the run.
-        calls: of its process; not owned.
-        interrupts: end it.
-        callbacks: are told.
-        checkpoints: takes states.
-        clients: hold what clients keep.
+        spec: The arguments of the run.
+        calls: Calls the process. The loop does not own it.
+        interrupts: Notes signals, which end the run.
+        callbacks: The callbacks that are called after each round.
+        checkpoints: Saves states. The loop does not own it.
+        clients: The store of the values that clients keep.
+        work: The thread that does the work after each round, in the order of rounds.
+        clock: The simulated clock of devices, or None if the run has no devices.
     """
 
     def __init__(
@@ -560,39 +576,47 @@ class RunLoop:
         callbacks: Callbacks,
         checkpoints: Checkpoints,
         clients: RunClients,
+        work: WorkThread,
+        clock: SynchronousClock | BufferedClock | None = None,
     ) -> None:
+        self._work = work
+        self._clock = clock
+        self._live = LiveStates()
         self._spec = spec
         self._calls = calls
         self._interrupts = interrupts
         self._callbacks = callbacks
         self._checkpoints = checkpoints
         self._clients = clients
-        self._done = Reached(None)  # the last round that all that follows is done of
+        # The last round whose evaluation, callbacks and stop are done.
+        self._done = Reached(None, self._no_rounds())
         self._first = 0
         self._progress: RoundProgress | None = None
-        self._evaluated: RoundRecord | None = None  # the latest that was
+        self._evaluated: RoundRecord | None = None  # the last record with an evaluation
         self._lock = threading.Lock()
         self._is_left = False
         self._bytes_read = 0
         self._changed: dict[ClientId, bytes] = {}  # since a state was to be saved
+        self._seen: dict[int, ClientMetrics] = {}  # by an adaptive sampler
 
-    def begin(self, saved: SavedRun, initial: Any, given: Any) -> None:
-        """Begin where the saved run was, else with the state that was given, if any."""
-        if saved.first_number is not None:
-            self._calls.first_number = saved.first_number
-        self._done = Reached(initial if given is None else given)
-        first_round = self._first = int(getattr(given, "round_index", 0))
-        if saved.records:
-            self._done = Reached(saved.state, tuple(saved.records))
-            begun = saved.records[0].round_index, self.num_rounds
-            if given is not None and first_round not in begun:
-                _logger.warning(
-                    "The run goes on from what is saved, %d rounds, and not from the"
-                    " `state` that it is given, which has %d behind it: pass another"
-                    " `storage_path` to begin with that.",
-                    self.num_rounds,
-                    first_round,
-                )
+    def _no_rounds(self) -> History:
+        return History(evaluates=self._spec.evaluate is not None)
+
+    def begin(self, saved: Reached | None, initial: Any, given: Any) -> None:
+        """Begin with the saved run, or else with the given state, or `initial`."""
+        self._bytes_read = self._calls.bytes_read
+        state = initial if given is None else given
+        self._done = Reached(state, self._no_rounds())
+        self._first = int(getattr(given, "round_index", 0))
+        if saved is not None:
+            history = History(saved.history, evaluates=self._spec.evaluate is not None)
+            self._done = dataclasses.replace(saved, history=history)
+            for record in history:
+                if record.candidates is not None:
+                    self._seen |= read_columns(record.round_index, record.candidates)
+            self._live.held = saved.live
+        if self._clock is not None:
+            self._clock.begin(self.num_rounds, self._done.clock)
         if self.num_rounds > self._spec.num_rounds:
             _logger.warning(
                 "The run has %d rounds behind it, more than `num_rounds`, which is %d:"
@@ -603,15 +627,14 @@ class RunLoop:
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds the state has behind it."""
-        records = self._done.records
-        return records[-1].round_index + 1 if records else self._first
+        """The number of rounds that led to the state."""
+        history = self._done.history
+        return history[-1].round if history else self._first
 
     @property
     def history(self) -> History:
         """All rounds that count so far."""
-        evaluates = self._spec.evaluate is not None
-        return History(self._done.records, evaluates=evaluates)
+        return self._done.history
 
     def read_state(self) -> Any:
         """Return the state after these rounds, as plain values."""
@@ -621,8 +644,8 @@ class RunLoop:
         """Run all rounds that are left, and return why the run ended.
 
         Raises:
-            CallbackError: a callback raised.
-            Exception: what a round, `evaluate`, `stop` or the storage raised.
+            CallbackError: A callback raised.
+            Exception: An error of a round, of `evaluate`, of `stop` or of the storage.
         """
         self._callbacks.start(self.history)
         if self._spec.shows_progress:
@@ -631,13 +654,18 @@ class RunLoop:
             self._progress.say("")
         try:
             reason = self._run_rounds()
-        except Exception:
-            self._save_last()
-            with contextlib.suppress(errors.CallbackError):  # the first error counts
-                self._callbacks.end(self.history, "failed")
+        except BaseException as error:
+            # A second signal leaves at once.
+            if isinstance(error, Exception) or self._interrupts.since is None:
+                self._save_last()
+                why = "failed" if isinstance(error, Exception) else "interrupted"
+                with contextlib.suppress(errors.CallbackError):  # the first one counts
+                    self._callbacks.end(self.history, why)
             raise
         else:
             self._save_last()
+            if self._interrupts.since is not None:  # while the last round was saved
+                reason = "interrupted"
             self._callbacks.end(self.history, reason)
             self._clients.put_back(self.num_rounds)
             return reason
@@ -649,62 +677,105 @@ class RunLoop:
         if self._stops():
             return "stopped early"
         following: concurrent.futures.Future[bool] | None = None
-        state, called = self._done.state, None
-        with WorkThread() as work:
-            for index in range(self.num_rounds, self._spec.num_rounds):
-                started, started_at = time.monotonic(), time.time()
-                called = called or self._call(state, index)
-                cohort, going, ahead = called.cohort, called.going, list[_CalledRound]()
-                try:
-                    reason = self._wait(called, following, ahead)
-                except Exception as error:
-                    self._say_why(error, index, cohort, following)
-                    raise
-                if going is None or cohort is None or reason is not None:
-                    return reason or self._leave(following)
-                spent = started_at, time.monotonic() - started
-                kept = self._clients.put(going.kept)
-                follow = functools.partial(self._follow, going, cohort, spent, kept)
-                following = work.submit(follow)
-                state, called = going.state, ahead[0] if ahead else None
-            return self._wait(_CalledRound(None, None), following, []) or "finished"
+        state, going = self._done.state, None
+        for index in range(self.num_rounds, self._spec.num_rounds):
+            started, started_at = time.monotonic(), time.time()
+            going, ahead = going or self._call(state, index), list[GoingRound | None]()
+            try:
+                reason = self._wait(going, following, ahead)
+            except Exception as error:
+                is_of_round = following is None or following.exception() is not error
+                if is_of_round and going is not None and going.cohort:
+                    say_who(error, index, going.cohort, self._spec.data)
+                raise
+            if going is None or reason is not None:
+                return reason or self._leave(following)
+            spent = started_at, time.monotonic() - started
+            kept = self._clients.put(going.kept)
+            follow = functools.partial(self._follow, going, spent, kept)
+            following = self._work.submit(follow)
+            state, going = going.state, ahead[0] if ahead else None
+        return self._wait(None, following, []) or "finished"
 
-    def _call(self, state: Any, index: int) -> _CalledRound:
-        """Call a round, with a state that may not be there yet."""
-        cohort = None
+    def _call(self, state: Any, index: int) -> GoingRound | None:
+        """Call a round. Its state may be the reference to a later result.
+
+        Returns:
+            The round. Its `metrics` raise the error of the call, if it failed. None if
+            a signal ended the call.
+        """
+        cohort: Sequence[int] = ()
+        step: Step | None = None
         try:
-            cohort = self._spec.draw(index)
-            read = self._spec.caster
-            clients = {client: read(self._spec.data[client]) for client in cohort}
-            check_batches(clients, getattr(self._spec.data, "ids", ()))
-            taken = [*self._clients.take(index, cohort), list(clients.values())]
-            return _CalledRound(cohort, self._calls.next(state, taken, index))
+            with self._interrupts.breaking():  # samplers and data are user code
+                candidates = None
+                if self._clock is None:
+                    size = self._spec.cohort_size
+                    cohort = self._spec.draw(index, size, self._seen)
+                    if self._spec.candidate_evaluation is not None:
+                        candidates = self._evaluate(cohort, state, index)
+                        seen = read_columns(index, candidates)
+                        cohort = self._spec.choose(index, seen)
+                        self._seen |= seen
+                else:
+                    step = self._clock.advance(index)
+                    cohort = step.clients
+                clients = self._read(cohort)
+            told = [] if step is None else self._live.tell(index, state, step)
+            # One client may have several updates in a step.
+            batches = [clients[client] for client in cohort]
+            taken = [*self._clients.take(index, cohort), *told, batches]
+            going = self._calls.next(state, taken, index, cohort)
+            return dataclasses.replace(
+                going, candidates=candidates, step=step, live=self._live.held
+            )
         except StopNow:
-            return _CalledRound(cohort, None)
+            return None
         except Exception as error:  # noqa: BLE001 (raised when it is the round's turn)
-            return _CalledRound(cohort, None, error)
+            failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            failed.set_exception(error)
+            return GoingRound(index, cohort, None, failed, None, None, lambda: None)
+
+    def _read(self, cohort: Sequence[int]) -> dict[int, Any]:
+        clients = {client: self._spec.read(client) for client in cohort}
+        check_batches(clients, getattr(self._spec.data, "ids", ()))
+        return clients
+
+    def _evaluate(
+        self, candidates: Sequence[int], state: Any, index: int
+    ) -> Mapping[str, tuple[float, ...]]:
+        """Return metrics of clients before a round; see `RoundRecord.candidates`."""
+        found: Any = []
+        if candidates:
+            data = list(self._read(candidates).values())
+            evaluation: Any = self._spec.candidate_evaluation
+            found = self._calls.evaluate(evaluation.next, (state, data), index)
+        return to_columns(candidates, found)
 
     def _wait(
         self,
-        called: _CalledRound,
+        going: GoingRound | None,
         following: concurrent.futures.Future[bool] | None,
-        ahead: list[_CalledRound],
+        ahead: list[GoingRound | None],
     ) -> Reason | None:
-        """Wait for a round and for what follows the one before; return why to end.
+        """Wait for a round, and for the work after the round before.
+
+        An error of the round is raised only if the run continues after the one before.
 
         Args:
-            called: the round.
-            following: the other; None: nothing.
-            ahead: takes the round after this one, once nothing but the end of this one
-                is missing.
+            going: The round, or None to wait for the other work alone.
+            following: The work after the round before, or None if there is none. Its
+                result is whether the run ends.
+            ahead: An empty list. The next round is called and appended once only the
+                end of this round is missing.
+
+        Returns:
+            Why the run ends, or None if it continues.
         """
-        if called.error is not None:
-            raise called.error
-        going = called.going
-        returned = set[concurrent.futures.Future[Any]]()
+        returned: list[concurrent.futures.Future[Any] | None] = []
         if going is not None:
-            returned = {f for f in (going.metrics, going.kept) if f is not None}
-        waiting = {*returned, *([] if following is None else [following])}
+            returned = [going.metrics, going.kept, going.client_metrics]
+        waiting = {f for f in (*returned, following) if f is not None}
         while waiting:
             if self._interrupts.since is not None:
                 return self._leave(following)
@@ -716,63 +787,52 @@ class RunLoop:
             )
             if following in ended and following.result():
                 return "stopped early"
-            for done in ended & returned:
-                done.result()
+        for each in returned:
+            if each is not None:
+                each.result()
         return None
 
     def _may_call_after(self, going: GoingRound) -> bool:
         """Return whether a round can be called before this one is done."""
         has_more = going.round_index + 1 < self._spec.num_rounds
-        return has_more and going.kept is None and self._calls.takes_ahead
-
-    def _say_why(
-        self,
-        error: Exception,
-        index: int,
-        cohort: Sequence[int] | None,
-        following: concurrent.futures.Future[bool] | None,
-    ) -> None:
-        """Say which round of which clients failed, if not what follows the last one."""
-        if following is not None:
-            concurrent.futures.wait([following])
-            if following.exception() is error:
-                return
-        if cohort is not None:
-            say_who(error, index, cohort, self._spec.data)
+        # An adaptive sampler waits for the weights after this round.
+        has_more = has_more and self._spec.candidate_evaluation is None
+        is_open = going.kept is None and not going.metrics.done()
+        return has_more and is_open and self._calls.takes_ahead
 
     def _leave(self, following: concurrent.futures.Future[bool] | None) -> Reason:
-        """Give what follows the last round some time, once a signal came."""
+        """Give the work after the last round some time, once a signal came."""
         if following is None:
             return "interrupted"
         left = self._interrupts.find_time_left(_FOLLOW_S) or 0.0
         ended, _ = concurrent.futures.wait([following], max(0.0, left))
         with self._lock:
             self._is_left = True
-        if ended and following.result():
-            return "stopped early"
+        if ended:
+            following.result()
         return "interrupted"
 
     def _follow(
         self,
         going: GoingRound,
-        cohort: Sequence[int],
         spent: tuple[float, float],
         kept: Rows,
     ) -> bool:
-        """Do what follows a round; return whether the run is to end with it.
+        """Do the work after a round, and return whether the run ends with it.
 
-        Called on the work thread. `spent` is when the round's turn came, in seconds
-        since 1970, and how many it took.
+        It is called on the work thread. `spent` has the time at which the round's turn
+        came, in seconds since 1970, and the seconds that the round took.
         """
         index = going.round_index
         self._calls.evaluating(index)
-        record = self._record(going, cohort, *spent)
+        record = self._record(going, *spent)
         with self._lock:
             if self._is_left:  # too late: the run was saved without this round
                 return False
-            records = (*self._done.records, record)
+            history = self._done.history.with_round(record)
             self._changed |= kept
-            self._done = Reached(going.state, records, self._changed)
+            clock = None if going.step is None else going.step.saved
+            self._done = Reached(going.state, history, self._changed, clock, going.live)
         if record.evaluation is not None:
             self._evaluated = record
         if self._progress is not None:
@@ -792,13 +852,9 @@ class RunLoop:
         return stops
 
     def _record(
-        self,
-        going: GoingRound,
-        cohort: Sequence[int],
-        started_at: float,
-        seconds: float,
+        self, going: GoingRound, started_at: float, seconds: float
     ) -> RoundRecord:
-        index = going.round_index
+        index, cohort = going.round_index, going.cohort
         evaluation = None
         evaluate = self._spec.evaluate
         if evaluate is not None and (index + 1) % self._spec.evaluate_every == 0:
@@ -808,25 +864,36 @@ class RunLoop:
                 error.add_note(f"`evaluate` raised it after round {index + 1}.")
                 raise
         training = self._spec.add_epsilon(going.metrics.result(), index)
-        record = RoundRecord(
+        report = going.take_report()
+        dropped = () if report is None else report.dropped_clients
+        moved = self._calls.client_bytes
+        own = going.client_metrics
+        step = going.step
+        asked = len(cohort) if step is None else step.num_asked
+        timed: dict[str, Any] = {}
+        if step is not None:
+            timed = {
+                "simulated_time": step.time,
+                "wasted_seconds": step.wasted,
+                "versions": step.versions,
+                "live_versions": 1 + len(step.live),
+            }
+        return RoundRecord(
             index,
             tuple(cohort),
             read_metrics(training, "training"),
             evaluation,
             seconds,
+            retries=0 if report is None else report.num_retries,
+            dropped=tuple(cohort[place] for place in dropped),
+            bytes_sent=moved and moved.sent * asked,
+            bytes_returned=moved and moved.returned * (len(cohort) - len(dropped)),
             bytes_read=self._count_read(),
             started_at=started_at,
-        )
-        report = going.take_report()
-        if report is None:
-            return record
-        return dataclasses.replace(
-            record,
-            retries=report.num_retries,
-            dropped=tuple(cohort[place] for place in report.dropped_clients),
-            bytes_sent=report.bytes_broadcast + report.bytes_sliced,
-            bytes_returned=report.bytes_returned,
-            spans=tuple(tuple(span) for span in report.spans),
+            spans=() if report is None else tuple(map(tuple, report.spans)),
+            candidates=going.candidates,
+            client_metrics=None if own is None else stack_metrics(own.result()),
+            **timed,
         )
 
     def _count_read(self) -> int:
@@ -834,10 +901,11 @@ class RunLoop:
         return self._bytes_read - before
 
     def _stops(self) -> bool:
-        stop = self._spec.stop
-        if stop is None or not self._done.records:
+        if not self._done.history:
             return False
-        return bool(stop(self.history))
+        stop = self._spec.stop
+        by_callback = self._callbacks.should_stop(self.history)
+        return by_callback or (stop is not None and bool(stop(self.history)))
 
     def _save_last(self) -> None:
         """Save the last round that counts, within the time that a signal leaves."""
@@ -853,23 +921,26 @@ class RunLoop:
 
 
 Dataset = Sequence[Any]
-"""What one client has: its batches, each of the model's `batch_type`."""
+"""The data of one client: its batches, each of the model's `batch_type`."""
 
 _OPEN_S = 5.0
-"""After a signal: how long storage has to tell what is saved."""
+"""Seconds that storage has, after a signal, to return the saved run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """Where a run ended, and how it came there.
+    """The result of a run.
 
     Attributes:
-        history: what its rounds were and did, those before a resume included.
-        state: of the server, after the last of them, as plain values.
-        reason: why it ended: "finished", "stopped early" or "interrupted".
-        client_states: what clients kept, by their index in `data`, or by id there; None
-            where they keep nothing. With a `storage_path`, what memory has no room for
-            is in a file of this machine, without a name.
+        history: The records of its rounds, including those before a resume.
+        state: The server's state after the last round, as plain values. With
+            `EarlyStopping(best_weights=...)` it has the weights of the best round.
+        reason: Why it ended: "finished", "stopped early", or "interrupted" by a signal
+            with `on_signal="return"`.
+        client_states: The values that clients keep, by their ids in `data`, or by their
+            indices if they have no ids. None if they keep nothing. With a
+            `storage_path`, values beyond the bound of memory are in an unnamed file of
+            this machine.
     """
 
     history: History
@@ -878,7 +949,7 @@ class TrainingResult:
     client_states: ClientStates | None = None
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.reason}</p>{self.history._repr_html_()}"  # pyright: ignore[reportPrivateUsage]
+        return f"<p>{self.reason}</p>{self.history._repr_html_()}"
 
 
 @tracebacks.shorten
@@ -889,7 +960,7 @@ def run(
     num_rounds: int,
     cohort_size: int | None = None,
     seed: int = 0,
-    sampler: Sampler | None = None,
+    sampler: Sampler | AdaptiveSampler | None = None,
     storage_path: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     checkpoint_spacing_s: float = 0.5,
@@ -900,91 +971,117 @@ def run(
     cast: bool | None = None,
     callbacks: Sequence[Any] = (),
     on_error: Literal["raise", "log"] = "raise",
+    on_signal: Literal["raise", "return"] = "raise",
     stop: Callable[[History], bool] | None = None,
     progress: bool = False,
     state: Any = None,
     client_states: ClientStates | None = None,
+    devices: Devices | None = None,
+    schedule: Synchronous | Buffered | None = None,
 ) -> TrainingResult:
     """Run rounds of a learning process in the default context.
 
-    With a `storage_path`, what is saved there is resumed: state, history and random
-    numbers, to the bits of a run that was never interrupted. On the main thread, the
-    first SIGINT or SIGTERM saves the run and ends it; a second one leaves at once.
+    With a `storage_path`, the saved run is resumed, if there is one. The result then
+    has the bits of a run that was never interrupted. On the main thread, the first
+    SIGINT or SIGTERM saves the run and then ends the program, or only the run with
+    `on_signal="return"`. A second signal ends the program at once.
 
-    In a context of ray_fed the state stays in the object store. It is read into this
-    process to be saved, for callbacks that want it, and at the end.
+    In a context of ray_fed the state stays in the object store. This process reads it
+    to save it, for callbacks that need it, and at the end.
 
     Args:
-        process: such as `build_fed_avg` returns.
-        data: each client's batches, by index or by id; only those of a cohort are read.
-        num_rounds: of the whole run, those before a resume included; >= 0. A run that
-            has more behind it runs none and returns all it has, with a warning.
-        cohort_size: clients a round; None: all of them, or, for a process with noise,
-            those that its guarantee assumes. Which ones they are depends on the seed
-            and the round alone. The metrics of a process with noise have `epsilon`.
-        seed: of the cohorts, >= 0.
-        sampler: draws the cohorts, one of `program` or an object of one's own with its
-            method `sample(round_index, num_clients, k)`, where `k` is `cohort_size`;
-            its text (`repr`) says whether a run that is resumed is the same. None:
-            `program.UniformSampler(seed)`.
-        storage_path: a path, where `~` is the user's home, or a URI of fsspec, for this
-            run alone; None saves nothing.
-        checkpoint_every: rounds between two saves, >= 1; 1 saves each round. Rounds
-            wait where they are faster than saves. None: the latest round is saved, as
-            often as `checkpoint_spacing_s` says, and no round waits. The end is always
+        process: The process, such as `build_fed_avg` returns.
+        data: Each client's batches, by index or by id. Only a cohort's data is read.
+            Callbacks must not change the data, because the next cohort may be read at
+            any time.
+        num_rounds: The number of rounds of the whole run, including those before a
+            resume, >= 0. A run with more saved rounds returns them all, with a warning.
+        cohort_size: The number of clients in a round. They depend on the seed and the
+            round alone. None: all clients. A process with noise chooses its cohorts
+            itself, and its metrics have `epsilon`.
+        seed: The seed of the cohorts, >= 0.
+        sampler: An object that draws the cohorts, from `program` or your own. Its
+            method is `sample(round_index, num_clients, k)`, where `k` is `cohort_size`.
+            Or a `program.AdaptiveSampler`, such as `program.PowerOfChoiceSampler`. The
+            clients that it proposes are evaluated before each round, as by
+            `build_client_eval`, and `record.candidates` has their metrics. A resume
+            compares the fields of a dataclass, or else the sampler's own
+            `__repr__`, or else its attributes. None: `program.UniformSampler(seed)`.
+        storage_path: A path, where `~` is the user's home, or a URI of fsspec, for this
+            run alone. None: nothing is saved.
+        checkpoint_every: The number of rounds between two saves, >= 1. Rounds wait if
+            they are faster than saves. None: the latest round is saved, as often as
+            `checkpoint_spacing_s` says, and no round waits. The last round is always
             saved.
-        checkpoint_spacing_s: without `checkpoint_every`: seconds from the beginning of
-            a save to that of the next, >= 0. Rounds that end while another one is
-            saved, or within this time, give way to the latest of them.
-        num_to_keep: saved states to keep, >= 1; None keeps all.
-        evaluate: called with the state, returns metrics by name: numbers, arrays,
+        checkpoint_spacing_s: Without `checkpoint_every`: the least seconds from the
+            beginning of a save to the next, >= 0. Only the latest of the rounds that
+            end in this time is saved.
+        num_to_keep: The number of saved states to keep, >= 1. None: all.
+        evaluate: A function of the state that returns metrics by name: numbers, arrays,
             tensors, text, or mappings, lists and tuples of these. On ray_fed's contexts
-            the state holds references, which computations take as they are, and numpy
-            reads. Or a process, such as `build_fed_eval` returns, of `validation_data`.
-        validation_data: what the server evaluates: a pair `(x, y)`, a list of batches,
-            or clients: their list, `ClientData`, or a dictionary by id. Without
-            `evaluate` the metrics are those of `build_fed_eval`.
-        evaluate_every: rounds between two calls of `evaluate`, >= 1.
-        cast: whether arrays in lists of batches become of the model's types, where only
-            their size differs, such as int64 and float64 of numpy, or whole numbers and
-            booleans are floats of the same value. None: they do, and a warning says so
-            once.
-        callbacks: objects with `on_round(record)`, see `callbacks.Callback`; release
-            managers of federated_language.
-        on_error: whether what a callback raises ends the run, saved, or is logged.
-        stop: called with the history after each round; true ends the run.
-        progress: whether a bar shows the run in a terminal or notebook, or a line of
-            the log does elsewhere.
-        state: to go on from, such as that of another result; its `round_index` says
-            how many rounds it has behind it. None: `process.initialize()`. What is
-            saved at `storage_path` goes before it.
-        client_states: of a process whose clients keep something, such as SCAFFOLD: what
-            they begin with, by index in `data`, such as that of another result. The run
-            puts into a copy, with the same bound of memory. None: nothing was kept yet.
+            the state has references, which computations take as they are. Other code
+            can use them as arrays and numbers, which reads their values. Or a process
+            for `validation_data`, such as `build_fed_eval` returns. The metrics of
+            `build_client_eval` are summarized by `spread`.
+        validation_data: Data that the server evaluates: a pair `(x, y)`, which is cut
+            into batches of 32 rows; a list or a `tf.data.Dataset` of batches; or
+            clients, in any form that `data` takes. Arrays are copied before the first
+            round. Without `evaluate`, the metrics are those of `build_fed_eval`.
+        evaluate_every: The number of rounds between two evaluations, >= 1.
+        cast: Whether arrays in lists of batches are cast to the model's dtypes if their
+            values fit, such as NumPy's int64 and float64, or integers and booleans for
+            floats. None: they are cast, and a warning says so once.
+        callbacks: Objects with a method `on_round(record)`, see `callbacks.Callback`,
+            such as `callbacks.EarlyStopping`; release managers of federated_language.
+        on_error: With "raise", a callback that raises ends the run, which is saved.
+            With "log", the error is logged.
+        on_signal: What follows the first SIGINT or SIGTERM, once the run is saved.
+            "raise" ends the program, as Python does, by KeyboardInterrupt or
+            SystemExit. "return" returns the rounds so far with the `reason`
+            "interrupted".
+        stop: A function of the history, which is called after each round. The run ends
+            if it returns true.
+        progress: Whether to show a bar in a terminal or notebook, and lines elsewhere.
+        state: The state to continue from, such as that of another result. Its
+            `round_index` is the number of rounds before. None: `process.initialize()`.
+            A run that is saved at `storage_path` continues instead, with a warning if
+            `state` or `client_states` are not values of that run.
+        client_states: The first values of clients, if the process keeps some, such as
+            those of another result. A client gets the value of its id, or of its index
+            if `data` is a list. The run changes a copy with the same bound of memory.
+            None: no values yet.
+        devices: The devices of clients. Their simulated clock decides which updates
+            enter a round, and records have the simulated time. None: no clock.
+        schedule: What the clock does: `Synchronous(...)` with a deadline or
+            over-selection, or asynchronous steps, `Buffered(...)`. None:
+            `Synchronous()`, whose rounds have the cohorts of a run without devices, but
+            for clients that are not there or drop out.
 
     Returns:
         The history, the last state, and why the run ended.
 
     Raises:
-        ConfigError: an argument is of another kind or out of its range, a metric is
-            asked for that the process does not have, the process is for another number
-            of clients, rounds of `state` had other noise, or what is saved is of
-            another run.
-        ValueMismatchError: clients of `data`, by reference, have values of another type
-            than the process takes; inputs and labels of a batch, in a list, have
-            different numbers of rows; a metric is of a kind that a history does not
-            keep; or `client_states` are of another process or of clients that `data`
-            lacks.
+        ConfigError: An argument has another type or is out of its range, there is no
+            metric of a name, the process is for another number of clients, the rounds
+            of `state` had other noise, another run is saved, or `devices` lack a client
+            or do not fit the process. Or no update of a round came by its deadline.
+        ValueMismatchError: Clients have values of another type than the process takes,
+            inputs and labels of a batch have different numbers of rows, a metric has an
+            unsupported type, or `client_states` belong to another process or to clients
+            that `data` lacks.
         StorageError: `storage_path` cannot be read or written, or does not answer in
-            time as a signal ends the run.
-        StateFormatError: another version of ray_fed wrote what is saved.
-        SavedStateError: all that is saved is damaged.
-        CallbackError: a callback raised.
-        Exception: what a round or `evaluate` raised. A round counts clients by their
-            place in the cohort; a note says which of `data` these are.
+            time after a signal.
+        StateFormatError: Another version of ray_fed saved the run.
+        SavedStateError: All saved states are damaged.
+        CallbackError: A callback raised.
+        KeyboardInterrupt: SIGINT came. The run is saved.
+        SystemExit: SIGTERM came. The run is saved, and the code is 143. A handler of
+            the program's own is called first, and may raise another exception.
+        Exception: An error of a round or of `evaluate`. A note names the clients of the
+            cohort in `data`.
     """
     check_process(process)
-    data = NamedClients(data) if isinstance(data, Mapping) else data
+    data = with_ids(data)
     caster = BatchCaster(process, cast=cast)
     evaluation, evaluate = choose_evaluation(process, evaluate, validation_data, caster)
     check_kinds(
@@ -996,8 +1093,11 @@ def run(
             "evaluate": evaluate,
             "callbacks": callbacks,
             "on_error": on_error,
+            "on_signal": on_signal,
             "stop": stop,
             "progress": progress,
+            "devices": devices,
+            "schedule": schedule,
         }
     )
     check_clients(data, caster.member)
@@ -1013,6 +1113,9 @@ def run(
         data=data,
         caster=caster,
         sampler=choose_sampler(process, len(data), cohort_size, seed, sampler, state),
+        candidate_evaluation=(
+            build_candidate_evaluation(process) if is_adaptive(sampler) else None
+        ),
         cohort_size=cohort_size,
         seed=seed,
         num_rounds=read_whole("num_rounds", num_rounds, 0),
@@ -1021,7 +1124,21 @@ def run(
         evaluate_every=read_whole("evaluate_every", evaluate_every, 1),
         stop=stop,
         shows_progress=progress,
+        devices=devices,
+        schedule=Synchronous() if schedule is None else schedule,
     )
+    clock = None
+    if devices is not None:
+        _check_clocked(spec, process)
+        fleet, size = devices.fleet(process, data), len(data)
+        clock = open_clock(spec.schedule, fleet, spec.draw, size, cohort_size, seed)
+        process = spec.schedule.pace(process, devices)
+    elif schedule is not None:
+        raise errors.ConfigError(
+            "Expected `devices` for a `schedule`, found none: pass"
+            " `learning.devices.Devices(seconds_per_example=0.01)`, or leave out the"
+            " schedule."
+        )
     clients = begin_clients(process, data, storage_path, client_states, state)
     saved_clients = clients if isinstance(clients, SavedClientStates) else None
     storage = (
@@ -1029,32 +1146,87 @@ def run(
         if storage_path is None
         else RunStorage(storage_path, num_to_keep, saved_clients)
     )
-    with IoThread() as io, Interrupts() as interrupts:
-        calls = open_calls(process, io, interrupts)
+    raises = on_signal == "raise"
+    with WorkThread() as work, Interrupts(raises=raises) as interrupts:
+        calls = open_calls(process, interrupts)
         checkpoints = Checkpoints(
             storage,
-            io,
-            calls.fetch,
+            calls.read,
             spacing_s=checkpoint_spacing_s if checkpoint_every is None else None,
         )
-        loop = RunLoop(spec, calls, interrupts, told, checkpoints, RunClients(clients))
+        kept = RunClients(clients)
+        loop = RunLoop(spec, calls, interrupts, told, checkpoints, kept, work, clock)
         try:
-            initial = calls.initialize()
-            saved = SavedRun()
+            with interrupts.breaking():
+                initial = calls.initialize()
+            saved: Reached | None = None
             if storage is not None:
-                opening = storage.open(
-                    describe_run(process, spec), initial, calls.first_number
+                described = describe_run(process, spec)
+                given = None if state is None else (state, client_states)
+                found = work.submit(
+                    lambda: _open(storage, described, initial, given, calls, clients)
                 )
-                saved = _wait_for(io.submit(opening), interrupts, storage_path)
-            if clients is not None and client_states is not None and not saved.records:
-                clients.fill_from(client_states)
+                saved, number = _wait_for(found, interrupts, storage_path)
+                calls.first_number = number
+            if clients is not None and client_states is not None and saved is None:
+                clients._fill_from(client_states)
             loop.begin(saved, initial, state)
             reason = loop.run()
-            if reason == "interrupted":
+            if interrupts.since is not None:
+                reason = "interrupted"
                 _say_interrupted(loop.num_rounds, storage_path)
-            return TrainingResult(loop.history, loop.read_state(), reason, clients)
+                interrupts.deliver()  # reading the state might take long
+            chosen = told.choose_state(loop.read_state())
+            return TrainingResult(loop.history, chosen, reason, clients)
         finally:
+            checkpoints.close()
             calls.close(loop.num_rounds)
+
+
+def _check_clocked(spec: RunSpec, process: LearningProcess) -> None:
+    """Raise ConfigError unless a clock of devices can decide a run's cohorts."""
+    if spec.candidate_evaluation is not None:
+        raise errors.ConfigError(
+            "Expected a sampler that draws without metrics of clients beside"
+            f" `devices`, whose clock draws ahead of the rounds, found {spec.sampler}:"
+            " pass `UniformSampler`, or leave out `devices`."
+        )
+    if process.has_client_metrics:
+        raise errors.ConfigError(
+            "Expected a process without metrics of each client beside `devices`, found"
+            " one of `with_client_metrics`: leave out one of the two."
+        )
+
+
+def _open(
+    storage: RunStorage,
+    described: Mapping[str, Any],
+    initial: Any,
+    given: tuple[Any, ClientStates | None] | None,
+    calls: ProcessCalls,
+    clients: ClientStates | None,
+) -> tuple[Reached | None, int]:
+    """Return the saved run, see `RunStorage.open`.
+
+    A run can be called again with its first values or with its last ones. A warning is
+    logged if `given` has other values, because they are not used.
+    """
+    fingerprint = {**described, **describe_state(initial, calls.read)}
+    start = given and digest_start(calls.read(given[0]), given[1])
+    saved, number = storage.open(fingerprint, initial, calls.first_number, start)
+    if saved is not None and start not in (None, storage.start):
+        known = [digest_start(saved.state, clients)]
+        if storage.start is None:
+            known.append(digest_start(calls.read(initial), None))
+        if start not in known:
+            _logger.warning(
+                "The run goes on from what is saved after round %d. The `state` and"
+                " `client_states` that are given are not used: they are neither what"
+                " the saved run began with nor what it has now. Pass another"
+                " `storage_path` to begin with them.",
+                saved.history[-1].round,
+            )
+    return saved, number
 
 
 def _say_interrupted(num_rounds: int, where: object) -> None:
@@ -1065,9 +1237,11 @@ def _say_interrupted(num_rounds: int, where: object) -> None:
 
 
 def _wait_for(
-    opening: concurrent.futures.Future[SavedRun], interrupts: Interrupts, where: object
-) -> SavedRun:
-    """Return what is saved, unless a signal came and storage does not answer."""
+    opening: concurrent.futures.Future[tuple[Reached | None, int]],
+    interrupts: Interrupts,
+    where: object,
+) -> tuple[Reached | None, int]:
+    """Return the saved run, unless a signal came and storage does not answer."""
     try:
         return interrupts.wait_for(opening, _OPEN_S)
     except StopNow:

@@ -13,7 +13,7 @@ Sources:
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import keras
 import numpy as np
@@ -21,22 +21,28 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
+from ray_fed.language.type_checks import read_whole
 from ray_fed.learning.aggregators.aggregator import Aggregator, mean, with_sum
-from ray_fed.learning.checks import check_positive, read_whole
 from ray_fed.learning.composition import Guards, ServerView, build_process
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
-from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.processes import LearningProcess, with_facts
+from ray_fed.learning.optimizers import (
+    OptimizerLike,
+    OptimizerSpec,
+    read_plain_rate,
+    server_step,
+)
+from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.tensors import widened
+from ray_fed.tensorflow.traced_graph import Number
 
 
 class ScaffoldUpdate(NamedTuple):
-    """What a client of SCAFFOLD sends.
+    """The update of a client of SCAFFOLD.
 
     Attributes:
-        delta: of its weights.
-        control: of its control variate.
+        delta: The change of the client's weights.
+        control: The change of the client's control variate.
     """
 
     delta: Delta
@@ -46,43 +52,44 @@ class ScaffoldUpdate(NamedTuple):
 @tracebacks.shorten
 def build_scaffold(
     model: Model,
-    client_learning_rate: float | keras.optimizers.Optimizer,
+    client_optimizer: float | keras.optimizers.Optimizer | None = None,
+    server_optimizer: OptimizerLike | None = None,
     *,
     num_clients: int,
-    server_learning_rate: float = 1.0,
     epochs: int = 1,
     aggregator: Aggregator | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
     """Build SCAFFOLD: stochastic gradient descent with control variates of the clients.
 
-    Each client keeps a control variate over rounds, which `next` takes and returns as
-    a value at clients:
+    Each client keeps a control variate between rounds. `next` takes and returns these
+    as a value at clients:
 
         next  (<ServerState@SERVER, K@CLIENTS, model.data_type> ->
                <ServerState@SERVER, K@CLIENTS, metrics@SERVER>)
 
-    `ClientStates` holds these by client. `state.optimizer` is the server's control.
-    Clients count the same, however many examples they have; one without any changes
-    nothing.
+    `ClientStates` holds them by client. `state.server` has the server's control variate
+    and the variables of its optimizer. Each client has the same weight, whatever its
+    number of examples. A client without examples changes nothing.
+
+    Other arguments are those of `build_fed_avg`.
 
     Args:
-        model: to train.
-        client_learning_rate: eta_l of the paper, > 0; or SGD with that rate.
-        num_clients: N of the paper: all that ever take part, >= 1.
-        server_learning_rate: eta_g of the paper, > 0.
-        epochs: passes of each client over its data in a round, >= 1.
-        aggregator: how deltas of weights become one, by default their unweighted mean.
-        guards: what broken updates and empty rounds do, by default `Guards()`.
+        client_optimizer: SGD with a learning rate alone, which is eta_l of the paper;
+            or this rate, > 0. None: the optimizer that the Keras model was compiled
+            with.
+        server_optimizer: As for `build_fed_avg`. SGD with the rate eta_g is the step of
+            the paper.
+        num_clients: N of the paper: the number of all clients that ever take part,
+            >= 1.
+        aggregator: The aggregation of deltas, by default their unweighted mean.
 
     Raises:
-        ConfigError: a number is out of its range, or weights have constraints.
+        ConfigError: A number is out of its range, weights have constraints, the client
+            optimizer has other settings than its rate, or the aggregator adds noise.
     """
     expect_model(model)
-    if isinstance(client_learning_rate, keras.optimizers.Optimizer):
-        client_learning_rate = _rate_of(client_learning_rate)
-    check_positive("client_learning_rate", client_learning_rate)
-    check_positive("server_learning_rate", server_learning_rate)
+    rate = read_plain_rate(model, client_optimizer)
     read_whole("num_clients", num_clients, 1)
     constraints = [v.constraint for v in model.trainable_variables]
     if any(constraints):
@@ -92,8 +99,10 @@ def build_scaffold(
             f" {errors.describe([c for c in constraints if c])}: remove them, or"
             " use another algorithm."
         )
-    rate, server_rate = float(client_learning_rate), float(server_learning_rate)
     train = LocalTraining(model, keras.optimizers.SGD(rate), epochs)
+    optimizer = OptimizerSpec.of(server_optimizer or keras.optimizers.SGD(1.0))
+    move, optimizer_state = server_step(model, optimizer)
+    own_rate = cast("Number", train.optimizer.rate)
 
     def client(sent: ServerView, dataset: Any, own: Any) -> Any:
         def correct(gradients: Sequence[Any], _: Any) -> list[Any]:
@@ -104,63 +113,52 @@ def build_scaffold(
         steps = trained.num_steps
         delta = model.delta(sent.weights, trained.weights)
         shift = tuple(
-            tf.where(steps > 0, -c - _divided(d, steps * rate), tf.zeros_like(d))
+            tf.where(
+                steps > 0,
+                -c - _divided(d, steps * own_rate.read(steps.dtype)),
+                tf.zeros_like(d),
+            )
             for c, d in zip(sent.state, delta.trainable, strict=True)
         )
         new = tuple(c_i + s for c_i, s in zip(own, shift, strict=True))
         weight = tf.cast(trained.totals.num_examples > 0, tf.float32)
         return ScaffoldUpdate(delta, shift), weight, trained.totals, new
 
-    def server(weights: ModelWeights, control: Any, merged: Any) -> Any:
-        delta, shift = merged
+    def server(weights: ModelWeights, state: Any, merged: Any) -> Any:
+        (control, variables), (delta, shift) = state, merged
         new = tuple(
             c + _divided(s, num_clients) for c, s in zip(control, shift, strict=True)
         )
-        moved = zip(weights.trainable, delta.trainable, strict=True)
-        trainable = tuple(w + server_rate * d for w, d in moved)
-        return ModelWeights(trainable, model.move_statistics(weights, delta)), new
+        moved, variables = move(weights, variables, delta)
+        return moved, (new, variables)
 
-    def no_control() -> tuple[Any, ...]:
-        return tuple(tf.zeros(v.shape, v.dtype) for v in model.trainable_variables)
+    def send(view: ServerView) -> ServerView:
+        control, _ = view.state
+        return view._replace(state=control)
 
-    process = build_process(
+    no_control = tuple(map(np.zeros_like, model.initial_weights().trainable))
+    return build_process(
         model,
         client=client,
         server=server,
-        server_state=no_control,
-        client_state=tuple(map(np.zeros_like, model.initial_weights().trainable)),
+        server_state=(no_control, optimizer_state),
+        client_state=no_control,
         aggregator=with_sum(aggregator or mean(weighted=False)),
         num_clients=num_clients,
+        send=send,
         guards=guards,
+        name="SCAFFOLD",
+        settings={
+            "client optimizer": train.optimizer,
+            "server optimizer": optimizer,
+            "epochs": epochs,
+            "clients": num_clients,
+        },
     )
-    if process.privacy is not None:
-        raise errors.ConfigError(
-            "Expected an aggregator without noise for SCAFFOLD, found one that promises"
-            " privacy: the control variates would be summed without noise."
-        )
-    return with_facts(
-        process,
-        algorithm="SCAFFOLD",
-        client_learning_rate=client_learning_rate,
-        server_learning_rate=server_learning_rate,
-        epochs=epochs,
-        clients=num_clients,
-    )
-
-
-def _rate_of(optimizer: keras.optimizers.Optimizer) -> float:
-    rate = OptimizerSpec(optimizer).plain_rate
-    if rate is None:
-        raise errors.ConfigError(
-            "Expected SGD with a learning rate alone, whose steps are sums of"
-            f" gradients, found {errors.describe(optimizer)}: pass"
-            " keras.optimizers.SGD(0.1), or 0.1."
-        )
-    return rate
 
 
 def _divided(tensor: Any, by: Any) -> tf.Tensor:
-    """Return a tensor by a number, which may be above what float16 holds; 0 by 0."""
+    """Divide by a number, which may be too large for float16; 0 / 0 is 0."""
     wide = widened(tensor)
     quotient = tf.math.divide_no_nan(wide, tf.cast(by, wide.dtype))
     return tf.cast(quotient, tensor.dtype)

@@ -54,9 +54,19 @@ def is_finite(tensors: Sequence[Any]) -> tf.Tensor:
     Of elements so large that their sum is infinite it says that they are not.
     """
     # One pass and no copy: what is not finite makes a sum that is not.
-    sums = [tf.reduce_sum(widened(t)) for t in tensors if t.dtype.is_floating]
+    sums = [_sum_by_axes(widened(t)) for t in tensors if t.dtype.is_floating]
     finite = [tf.math.is_finite(total) for total in sums]
     return tf.reduce_all(tf.stack(finite)) if finite else tf.ones([], tf.bool)
+
+
+def _sum_by_axes(tensor: tf.Tensor) -> tf.Tensor:
+    """Sum a tensor one axis after another.
+
+    XLA adds up rows side by side, but all elements of a tensor one by one.
+    """
+    for _ in range(tensor.shape.rank or 0):
+        tensor = tf.reduce_sum(tensor, 0)
+    return tensor
 
 
 def require(condition: tf.Tensor, message: str, *tensors: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What happened, as data: events leave a round sideways and decide nothing."""
+"""Events of rounds, as data. No code of ray_fed decides anything by them."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -16,13 +16,14 @@ from ray_fed.plan.fingerprint import Fingerprint
 
 @dataclasses.dataclass(frozen=True)
 class Waiting:
-    """The first call of a computation waits, or waits no more.
+    """A call waits, or stopped waiting.
 
-    Sent only where that call takes longer than half a second.
+    The first call of a computation sends it if it takes longer than half a second. A
+    later call sends it if it waits for workers for longer than five seconds.
 
     Attributes:
-        activity: what it waits for, such as "1 of 2 workers ready"; empty when the call
-            ends.
+        activity: What the call waits for, such as "1 of 2 workers ready". It is empty
+            when the wait ends.
     """
 
     activity: str
@@ -30,14 +31,14 @@ class Waiting:
 
 @dataclasses.dataclass(frozen=True)
 class RoundStarted:
-    """A call was cut into subrounds.
+    """A call was divided into subrounds.
 
     Attributes:
-        round_index: calls of this context before this one.
-        num_clients: size of the cohort.
-        num_leaves: leaves of the merge tree.
-        num_subrounds: how many run before the merge.
-        num_workers: that they have between them.
+        round_index: The number of calls of this context before this one.
+        num_clients: The size of the cohort.
+        num_leaves: The number of leaves of the merge tree.
+        num_subrounds: The number of subrounds before the merge.
+        num_workers: The number of workers that all subrounds have together.
     """
 
     round_index: int
@@ -52,26 +53,25 @@ class SubroundFinished:
     """A subround returned its partials.
 
     Attributes:
-        round_index: of its round.
-        subround_index: in its round; the finish comes after the last one, unless the
-            only subround does it, too.
-        num_clients: that it ran.
-        attempts: 1 where nothing failed.
-        started_s: when it was submitted, in seconds since its round began.
-        seconds: from its first submission to its result.
-        worker: name of the worker that ran it.
-        worker_pid: process of the clients' work.
-        coordinator_pid: process that drove it.
-        node: address of the machine.
-        kernel_leaves: how many of its leaves a kernel ran.
-        no_kernel: why the others were interpreted, in a few words; None where nobody
-            asked for a kernel.
-        lost: the attempts that came to nothing, in order.
-        bytes_sliced: of its clients' values, which it alone is given.
-        bytes_returned: of its partials and of what is kept, or of its result.
-        fingerprint: of the worker, where it is known.
-        num_workers: how many workers ran its clients, `worker` among them.
-        busy_s: seconds that workers were at it, in sum, with reading clients' data.
+        round_index: The index of its round.
+        subround_index: Its index in the round. The finish has the last index, unless
+            the only subround also does the finish.
+        num_clients: The number of its clients.
+        attempts: The number of attempts, 1 if nothing failed.
+        started_s: When it was submitted, in seconds since the round began.
+        seconds: The time from its first submission to its result.
+        worker: The name of the worker that ran it.
+        worker_pid: The process that did the clients' work.
+        coordinator_pid: The process that ran the subround's task.
+        node: The address of the machine.
+        kernel_leaves: The number of its leaves that a kernel ran.
+        no_kernel: Why other leaves were interpreted. None if kernels are off.
+        lost: The attempts without a result, in order.
+        bytes_sliced: The size of its clients' values, which only this subround gets.
+        bytes_returned: The size of its partials and kept values, or of its result.
+        fingerprint: The fingerprint of the worker, if it is known.
+        num_workers: The number of workers that ran its clients, including `worker`.
+        busy_s: The sum of the seconds in which workers ran it or read clients' data.
     """
 
     round_index: int
@@ -96,13 +96,13 @@ class SubroundFinished:
 
 @dataclasses.dataclass(frozen=True)
 class ClientDropped:
-    """A round goes on without a client whose work or data raised.
+    """A round continues without a client whose work or data raised.
 
     Attributes:
-        round_index: of the round.
-        subround_index: in its round.
-        client_index: in the cohort.
-        reason: what was raised.
+        round_index: The index of the round.
+        subround_index: The index of the subround in the round.
+        client_index: The index of the client in the cohort.
+        reason: The error, as text.
     """
 
     round_index: int
@@ -113,13 +113,13 @@ class ClientDropped:
 
 @dataclasses.dataclass(frozen=True)
 class JitDecided:
-    """Which way leaves of kernels ran with `kernels.jit="auto"`, and why.
+    """Kernels ran with or without XLA, as `kernels.jit="auto"` decided.
 
-    They come once a round for each decision, before its `RoundFinished`.
+    Each decision is one event in a round, before its `RoundFinished`.
 
     Attributes:
-        round_index: of the round.
-        decision: what was decided, and why.
+        round_index: The index of the round.
+        decision: The decision and its reason.
     """
 
     round_index: int
@@ -131,10 +131,11 @@ class RoundFinished:
     """A call returned.
 
     Attributes:
-        round_index: of the round.
-        seconds: from the call to its result.
-        bytes_broadcast: of values that all its subrounds are given, each once.
-        bytes_sliced: of values of its clients, each once.
+        round_index: The index of the round.
+        seconds: The time from the call to its result.
+        bytes_broadcast: The size of the values that all subrounds get. Each counts
+            once.
+        bytes_sliced: The size of the clients' values. Each counts once.
     """
 
     round_index: int
@@ -158,46 +159,45 @@ Event = (
 
 
 def of_note(note: diagnostics.Note, round_index: int) -> Event:
-    """Return the event that work of a round told something."""
+    """Return the event for a note that a worker made in a round."""
     if isinstance(note, diagnostics.JitDecision):
         return JitDecided(round_index, note)
     return dataclasses.replace(note, round_index=round_index)
 
 
 class EventSink(Protocol):
-    """Receives events in the order they happen, on ray_fed's own thread."""
+    """Receives events in order, on ray_fed's own thread."""
 
     def on_event(self, event: Event) -> None:
-        """Take note of an event; must return soon and not raise."""
+        """Receive an event. The method must return soon and must not raise."""
         ...
 
 
 class Sinks:
-    """Passes events on to all who subscribed, in the order in which they did.
+    """Passes events to all sinks, in the order in which they subscribed.
 
-    Some sinks draw `Waiting` in a terminal, and say so by an attribute `draws_waits`
-    that is true. A terminal has room for one such line: of these sinks, the last that
-    subscribed alone is told of waits.
+    A sink that draws `Waiting` in a terminal has a true attribute `draws_waits`. A
+    terminal has room for one such line, so only the last of these sinks receives waits.
 
     Args:
-        sinks: the first of them.
+        sinks: The first sinks.
     """
 
     def __init__(self, sinks: Iterable[EventSink] = ()) -> None:
         self._sinks = list(sinks)
 
     def add(self, sink: EventSink) -> None:
-        """Pass later events on to a sink, too."""
+        """Pass later events to a sink, too."""
         if _draws_waits(sink):
-            self.on_event(Waiting(""))  # what another one drew goes away
+            self.on_event(Waiting(""))  # removes the line of another sink
         self._sinks.append(sink)
 
     def remove(self, sink: EventSink) -> None:
-        """Pass no later event on to a sink."""
+        """Pass no later events to a sink."""
         self._sinks.remove(sink)
 
     def on_event(self, event: Event) -> None:
-        """Pass an event on."""
+        """Pass an event to all sinks."""
         sinks = list(self._sinks)
         if isinstance(event, Waiting):
             hidden = [sink for sink in sinks if _draws_waits(sink)][:-1]

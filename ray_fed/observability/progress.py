@@ -1,4 +1,4 @@
-"""What is shown while a program waits: a line of what goes on, or the bar of a run.
+"""Progress on the screen: a line while a call waits, and the bar of a run.
 
                 WaitLine                              RoundProgress
     terminal    a spinner, gone when the wait ends    a bar, which stays
@@ -6,8 +6,7 @@
     elsewhere   INFO lines of the log; with           lines on standard error: the first
                 progress="on" on standard error       round, the last, some between
 
-Both are event sinks, fed on ray_fed's thread and by the user's loop. They never decide
-anything; they only show.
+Both are event sinks, which ray_fed's thread and the user's loop call. They only show.
 """
 
 import collections
@@ -16,6 +15,7 @@ import datetime as dt
 import html
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Literal, Self
@@ -31,14 +31,22 @@ from ray_fed.observability import events
 _logger = logging.getLogger(__name__)
 
 
+def _open_console() -> rich.console.Console:
+    """Return a console on standard error, which is silent if that is closed."""
+    # Rich handles that `sys.stderr` is None, but not that it is closed.
+    is_closed = sys.stderr is not None and sys.stderr.closed
+    return rich.console.Console(stderr=True, quiet=is_closed)
+
+
 class WaitLine:
-    """An event sink that shows `events.Waiting`; a context manager for other waits.
+    """An event sink that shows `events.Waiting`, and a context manager for other waits.
 
     Args:
-        draw: shows an activity in place of the one before; the empty one: none.
+        draw: A function that shows an activity in place of the last one. An empty
+            activity removes the line.
 
     Attributes:
-        draws_waits: true, see `events.Sinks`.
+        draws_waits: True, see `events.Sinks`.
     """
 
     draws_waits = True
@@ -53,13 +61,13 @@ class WaitLine:
         progress: Literal["auto", "on", "off"],
         console: rich.console.Console | None = None,
     ) -> Self:
-        """Return the line that a setting asks for.
+        """Return the line for a setting.
 
         Args:
-            progress: see `Config.progress`.
-            console: where to draw; by default standard error.
+            progress: See `Config.progress`.
+            console: The console, by default standard error.
         """
-        console = console or rich.console.Console(stderr=True)
+        console = console or _open_console()
         if progress == "off":
             return cls(lambda _: None)
         if console.is_jupyter:
@@ -76,13 +84,13 @@ class WaitLine:
         return cls(write)
 
     def say(self, activity: str) -> None:
-        """Show an activity, such as "starting Ray"; the empty one ends the wait."""
+        """Show an activity, such as "starting Ray". An empty one ends the wait."""
         if activity != self._shown:
             self._shown = activity
             self._draw(activity)
 
     def on_event(self, event: events.Event) -> None:
-        """Show what a first call waits for, up to the end of its first subround."""
+        """Show a wait until the next subround ends."""
         match event:
             case events.Waiting():
                 self.say(event.activity)
@@ -99,7 +107,7 @@ class WaitLine:
 
 
 class _Spinner:
-    """Draws with rich: a spinner, the activity, and the seconds since it began."""
+    """Draws a spinner, the activity and its seconds, with rich."""
 
     def __init__(self, console: rich.console.Console) -> None:
         self._console = console
@@ -122,13 +130,13 @@ class _Spinner:
 
 
 class _NotebookOutput:
-    """An output of a notebook's cell that is drawn again in its place."""
+    """An output of a notebook cell that is redrawn in place."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def draw(self, text: str, content: str) -> None:
-        """Draw a text, and HTML for those who show it."""
+        """Draw HTML, or text where HTML is not shown."""
         from IPython.display import display
 
         drawn = {"text/plain": text, "text/html": content}
@@ -138,7 +146,7 @@ class _NotebookOutput:
             self._handle.update(drawn, raw=True)
 
     def draw_line(self, activity: str) -> None:
-        """Draw what goes on; the empty text takes it away."""
+        """Draw an activity. An empty one removes the line."""
         if activity:
             line = f"ray_fed: {activity} …"
             self.draw(line, f"<i>{html.escape(line)}</i>")
@@ -150,22 +158,22 @@ class _NotebookOutput:
 _DRAWN_EVERY_S = 0.1
 _PRINTED_EVERY_S = 5.0
 _LINES_A_TIME = 100
-"""A run prints no more lines in its whole time so far, but for its first minutes: a day
-has some 600 at most."""
+"""After the first minutes, a run prints a line in each hundredth of its elapsed time:
+about 600 lines in a day."""
 _BAR_WIDTH = 20
 _TIMED_ROUNDS = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """Where a run is.
+    """The progress of a run.
 
     Attributes:
-        done: rounds.
-        numbers: the latest metrics, and retries.
-        activity: what goes on now.
-        elapsed_s: since the first drawing.
-        left_s: until the end, by the latest rounds; None: not known.
+        done: The number of rounds so far.
+        numbers: The latest metrics, and retries.
+        activity: The current activity.
+        elapsed_s: The seconds since the first drawing.
+        left_s: The estimated seconds until the end, or None if they are unknown.
     """
 
     done: int
@@ -176,7 +184,7 @@ class Shown:
 
     @property
     def times(self) -> str:
-        """How long it took, and will take."""
+        """The elapsed and the remaining time, as text."""
         left = "" if self.left_s is None else f", {_clock(self.left_s)} left"
         return _clock(self.elapsed_s) + left
 
@@ -186,15 +194,15 @@ def _clock(seconds: float) -> str:
 
 
 class RoundProgress:
-    """An event sink that shows a run of rounds; a context manager.
+    """An event sink and context manager that shows the rounds of a run.
 
     Args:
-        num_rounds: of the run.
-        console: where to draw; by default standard error.
-        done: rounds of the run that are done before.
+        num_rounds: The number of rounds of the run.
+        console: The console, by default standard error.
+        done: The number of rounds that were done before.
 
     Attributes:
-        draws_waits: whether the line is drawn in a terminal, see `events.Sinks`.
+        draws_waits: Whether it draws in a terminal, see `events.Sinks`.
     """
 
     def __init__(
@@ -203,7 +211,7 @@ class RoundProgress:
         console: rich.console.Console | None = None,
         done: int = 0,
     ) -> None:
-        console = console or rich.console.Console(stderr=True)
+        console = console or _open_console()
         self.draws_waits = console.is_interactive
         self._num_rounds = num_rounds
         self._view = (
@@ -217,10 +225,10 @@ class RoundProgress:
         self._activity = self._numbers = ""
         self._subrounds = (0, 0)
         self._begun = time.monotonic()
-        # The first round starts workers and compiles: the next ones say how long it is.
+        # The first round is slow: it starts workers and compiles.
         self._ends = collections.deque[float](maxlen=_TIMED_ROUNDS + 1)
         self.retries = 0
-        """Attempts beyond the first, of all subrounds so far."""
+        """The number of attempts after the first one of each subround so far."""
 
     def on_event(self, event: events.Event) -> None:
         """Count retries, and the subrounds of a round that has several."""
@@ -241,12 +249,12 @@ class RoundProgress:
             self.say(f"{done} of {total} subrounds")
 
     def say(self, activity: str) -> None:
-        """Show what goes on, such as "starting Ray"."""
+        """Show an activity, such as "starting Ray"."""
         self._activity = activity
         self._show()
 
     def advance(self, numbers: str = "") -> None:
-        """Show that a round is done, and its metrics."""
+        """Show that a round is done, with its metrics."""
         self._done += 1
         self._numbers = numbers
         self._ends.append(time.monotonic())
@@ -280,13 +288,13 @@ class RoundProgress:
 
 
 class _Pace:
-    """Says when to draw: not too soon after the last time."""
+    """Limits how often something is drawn."""
 
     def __init__(self) -> None:
         self._drawn = -math.inf
 
     def is_due(self, every_s: float) -> bool:
-        """Return whether to draw now, which counts as drawn then."""
+        """Return whether to draw now. If so, the interval starts again."""
         now = time.monotonic()
         if now - self._drawn < every_s:
             return False
@@ -295,7 +303,7 @@ class _Pace:
 
 
 class _DetailsColumn(rich.progress.ProgressColumn):
-    """The times, the numbers and the activity: cut where a terminal is narrow."""
+    """The times, the numbers and the activity, cut in a narrow terminal."""
 
     @override
     def render(self, task: rich.progress.Task) -> rich.text.Text:
@@ -311,17 +319,12 @@ class _DetailsColumn(rich.progress.ProgressColumn):
 
 
 class _TerminalView:
-    """Draws with rich, in place where the console is a terminal.
-
-    Args:
-        num_rounds: of the run.
-        console: where to draw.
-    """
+    """Draws a bar in a terminal, with rich."""
 
     def __init__(self, num_rounds: int, console: rich.console.Console) -> None:
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("rounds"),
-            # Named colours: with 16 of them rich's own show a full bar as an empty one.
+            # Named colors: with 16 of them rich's own show a full bar as an empty one.
             rich.progress.BarColumn(
                 bar_width=None,
                 style="bright_black",
@@ -340,8 +343,7 @@ class _TerminalView:
         self._pace = _Pace()
 
     def show(self, shown: Shown) -> None:
-        # Refreshed here, as an import may hold up rich's own thread for seconds. That
-        # thread draws what is not.
+        # Refreshed here, because an import may block rich's own thread for seconds.
         self._progress.update(
             self._task,
             completed=shown.done,
@@ -350,17 +352,13 @@ class _TerminalView:
         )
 
     def close(self) -> None:
-        # Nothing done: what went wrong follows, without a bar above it.
+        # If no round is done, an error follows, and the bar is removed.
         self._progress.live.transient = not self._progress.tasks[0].completed
         self._progress.stop()
 
 
 class _NotebookView:
-    """Draws HTML in the output of a notebook's cell; needs no widgets.
-
-    Args:
-        num_rounds: of the run.
-    """
+    """Draws a bar as HTML in the output of a notebook cell, without widgets."""
 
     def __init__(self, num_rounds: int) -> None:
         self._num_rounds = num_rounds
@@ -378,7 +376,7 @@ class _NotebookView:
         self._output.draw(f"rounds {text}", f"<div>{bar} {html.escape(text)}</div>")
 
     def show(self, shown: Shown) -> None:
-        # Every update is a message to the browser: once a round is enough.
+        # Every update is a message to the browser, so one for each round is enough.
         if shown.done <= self._done and shown.activity:
             return
         self._done = shown.done
@@ -393,13 +391,7 @@ class _NotebookView:
 
 
 class _LinesView:
-    """Prints lines: of the first round, of the last one, and now and then of others.
-
-    Args:
-        num_rounds: of the run.
-        console: what is no terminal, such as the log of a job.
-        done: rounds that are done before.
-    """
+    """Prints lines for the first and the last round, and for some rounds between."""
 
     def __init__(
         self, num_rounds: int, console: rich.console.Console, done: int

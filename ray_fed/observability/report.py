@@ -1,6 +1,6 @@
-"""What one round cost: gathered from its events, drawn in a notebook.
+"""The report of a round, made from its events.
 
-There it is a table with a row for each subround, and a bar for when it ran.
+In a notebook it is a table with a row for each subround, and a bar for when it ran.
 """
 
 import collections
@@ -24,7 +24,7 @@ _RETRIED_COLOR = "#e45756"
 
 
 def _draw_bar(subround: "SubroundReport", seconds: float) -> reprs.Html:
-    """Return when a subround ran, in red where there was more than one attempt."""
+    """Return a bar for when a subround ran, red if it had several attempts."""
     scale = _BAR_PX / seconds if seconds > 0 else 0.0
     left = min(_BAR_PX - 1.0, subround.started_s * scale)
     width = min(_BAR_PX - left, max(1.0, subround.seconds * scale))
@@ -38,12 +38,12 @@ def _draw_bar(subround: "SubroundReport", seconds: float) -> reprs.Html:
 _OPEN_ROUNDS = 256
 
 ASIDE_FROM = 10**9
-"""Calls of these numbers are made beside those of a program, such as evaluations while
-the next round runs: they are never the last one."""
+"""Calls with this number or a higher one run beside a program's own calls, such as
+evaluations while the next round runs. They never become the last report."""
 
 
 class SubroundReport(pydantic.BaseModel):
-    """Where one subround ran, when, and how often it was tried: see its event."""
+    """The fields of a subround's event, `SubroundFinished`."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
@@ -67,34 +67,35 @@ class SubroundReport(pydantic.BaseModel):
 
 
 class RoundReport(pydantic.BaseModel):
-    """The last call of a context, in numbers.
+    """The report of one call of a context.
+
+    Bytes are the sizes of arrays that leave a process. They do not include
+    computations, files that a worker reads, and second attempts. On the local backend
+    they are 0.
 
     Attributes:
-        round_index: calls before this one.
-        num_clients: size of the cohort.
-        num_leaves: leaves of the merge tree.
-        subrounds: in order; what merged and finished the round is the last, but for a
-            round of one subround, which finishes it.
-        seconds: from the call to its result, without a wait for what it takes from
-            another call.
-        num_workers: that its subrounds had between them.
-        unkeyed_ops: computations with random ops that seed, call and client do not
-            decide, and those ops; what they drew differs on a retry.
-        unlowered: computations that read their sequences through tf.data, which takes
-            longer, and why.
-        bytes_broadcast: of values that all subrounds are given: the server's part of
-            the argument, and what earlier stages merged; each counted once, also where
-            it was in the object store before.
-        bytes_sliced: of the clients' values, each counted once.
-        dropped_clients: those that the round went on without, by index in the cohort:
-            what their work or data raised. They count in `num_clients`.
-        jit_decisions: which way leaves of kernels ran with `kernels={"jit": "auto"}`,
-            and why: each once. Empty with "on" and "off".
-        interpreted: work that executors did step by step because its graph raised an
-            error, and that error: each once. The result is the same; it took longer.
-
-    Bytes are those of arrays that leave a process: no computation, nothing that a
-    worker reads from files, no second attempt; none on the local backend.
+        round_index: The number of calls before this one.
+        num_clients: The size of the cohort.
+        num_leaves: The number of leaves of the merge tree.
+        subrounds: The subrounds in order. The last one merges and finishes the round. A
+            single subround does everything.
+        seconds: The time from the call to its result. A wait for the result of another
+            call does not count.
+        num_workers: The number of workers that all subrounds had together.
+        unkeyed_ops: Computations with random ops whose numbers do not depend on seed,
+            call and client, with the ops. Their numbers differ on a retry.
+        unlowered: Computations that read their sequences through tf.data, which is
+            slower, with the reasons.
+        bytes_broadcast: The size of the values that all subrounds get: the server's
+            part of the argument, and merged values of earlier stages. Each value counts
+            once, even if it was in the object store before.
+        bytes_sliced: The size of the clients' values. Each value counts once.
+        dropped_clients: The errors of clients that the round continued without, by
+            index in the cohort. These clients count in `num_clients`.
+        jit_decisions: The decisions of `kernels={"jit": "auto"}` for or against XLA,
+            with their reasons. Empty with "on" and "off".
+        interpreted: Work that executors ran step by step because its graph raised an
+            error, with the error. The result is the same, but it took longer.
     """
 
     model_config = pydantic.ConfigDict(frozen=True)
@@ -115,10 +116,10 @@ class RoundReport(pydantic.BaseModel):
 
     @property
     def waiting(self) -> float:
-        """The share of the round in which workers had nothing to do, from 0 to 1.
+        """The share of the call's time in which workers had nothing to do, 0 to 1.
 
-        Of all workers, of the whole call: while the argument is checked, cut and sent,
-        while others still run or one merges, and while the result is on its way.
+        Workers wait while the argument is checked and sent, while other workers still
+        run or one merges, and while the result is returned.
         """
         busy_s = sum(subround.busy_s for subround in self.subrounds)
         had_s = self.seconds * self.num_workers
@@ -126,52 +127,52 @@ class RoundReport(pydantic.BaseModel):
 
     @property
     def bytes_returned(self) -> int:
-        """How many bytes came back: partials, kept values, merged ones, the result."""
+        """The size of returned values: partials, kept and merged values, the result."""
         return sum(subround.bytes_returned for subround in self.subrounds)
 
     @property
     def num_retries(self) -> int:
-        """How many attempts were made beyond the first of each subround."""
+        """The number of attempts after the first one of each subround."""
         return sum(subround.attempts - 1 for subround in self.subrounds)
 
     @property
     def retries(self) -> dict[str, int]:
-        """How many attempts failed, by class: crash, preemption, memory, hang."""
+        """The numbers of failures, by class: crash, preemption, memory, hang."""
         ends = [lost.ended for s in self.subrounds for lost in s.lost]
         return dict(collections.Counter(end for end in ends if end != "slower"))
 
     @property
     def kernel_leaves(self) -> int:
-        """How many leaves kernels ran, in all stages."""
+        """The number of leaves that kernels ran, in all stages."""
         return sum(subround.kernel_leaves for subround in self.subrounds)
 
     @property
     def fingerprints(self) -> tuple[Fingerprint, ...]:
-        """What decided the bits of the result, on its workers: one, unless mixed."""
+        """The fingerprints of the workers: one, unless `workers.allow_mixed` is set."""
         by_subround = (subround.fingerprint for subround in self.subrounds)
         return tuple(dict.fromkeys(each for each in by_subround if each is not None))
 
     @property
     def no_kernel(self) -> tuple[str, ...]:
-        """Why leaves were interpreted, each reason once."""
+        """The reasons why leaves were interpreted, each once."""
         reasons = (subround.no_kernel for subround in self.subrounds)
         return tuple(dict.fromkeys(reason for reason in reasons if reason is not None))
 
     @property
     def clients_per_second(self) -> float:
-        """Clients of the cohort over the seconds of the whole call."""
+        """The number of clients, divided by the seconds of the call."""
         return self.num_clients / self.seconds if self.seconds else 0.0
 
     @property
     def spans(self) -> tuple[timeline.Span, ...]:
-        """What each worker did when, lost attempts and slower copies included."""
+        """The work of each worker over time, with lost attempts and slower copies."""
         return tuple(timeline.spans_of(self.subrounds, self.num_clients))
 
     def timeline(self) -> Any:
-        """Return a matplotlib figure: a lane a worker, a bar a subround.
+        """Return a matplotlib figure with a lane for each worker.
 
-        Attempts that came to nothing are hatched. The clients' data is read within
-        their bars.
+        Each subround is a bar, which includes the reading of clients' data. Attempts
+        without a result are hatched.
 
         Raises:
             UserError: matplotlib is not installed.
@@ -251,9 +252,9 @@ def _show_moved(broadcast: int, sliced: int, returned: int) -> str:
 
 
 class ReportBuilder:
-    """An event sink that keeps the report of the round that returned last.
+    """An event sink that builds the report of the latest finished round.
 
-    Rounds may overlap. Of those that never return, it remembers a few.
+    Rounds may overlap. Of rounds that never finish, only the latest are remembered.
     """
 
     def __init__(self) -> None:
@@ -282,7 +283,6 @@ class ReportBuilder:
 
 
 def _report(told: Sequence[events.Event]) -> RoundReport:
-    """Return the report of a round that has returned, from all of its events."""
 
     def of(kind: type[_Event]) -> list[_Event]:
         return [event for event in told if isinstance(event, kind)]

@@ -6,20 +6,20 @@ from typing import Any
 
 _MOST_CHARACTERS = 120
 _LEAST_LONG = 999.95
-"""Rounded, numbers from here on have four digits before the point."""
+"""From this number on, four digits are before the point after rounding."""
 _MOST_WHOLE = 1e15
 
 
 def shorten(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """Return a text as one line of so many characters at most."""
+    """Return a text as one line of at most `most` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def show_number(value: float) -> str:
-    """Return a number with four digits that matter: "0.2041", "1.235e-06".
+    """Return a number with four significant digits: "0.2041", "1.235e-06".
 
-    Whole numbers, and others from 1,000 on, have all that are before the point.
+    Whole numbers, and numbers from 1,000 on, have all digits before the point.
     """
     size = abs(value)
     is_short = size < _LEAST_LONG and not float(value).is_integer()
@@ -35,7 +35,7 @@ def show_bytes(count: int) -> str:
 
 
 class Html(str):
-    """A cell of a table that is HTML; other text is escaped."""
+    """A cell of a table that contains HTML. Other text is escaped."""
 
 
 def draw_table(
@@ -45,17 +45,17 @@ def draw_table(
     *,
     has_heads: bool = True,
 ) -> str:
-    """Return HTML, without scripts or style sheets, that scrolls where it is wide.
+    """Return a table as HTML without scripts or style sheets. A wide table scrolls.
 
     Args:
-        caption: above the table.
-        rows: cells by the name of their column: numbers, text, or None for none.
-        below: what follows the table, as HTML.
-        has_heads: whether the columns' names are shown.
+        caption: The text above the table.
+        rows: The cells of each row by column: numbers, text, or None if empty.
+        below: HTML that follows the table.
+        has_heads: Whether the names of the columns are shown.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     texts = {name for row in rows for name in row if isinstance(row[name], str)}
-    # A name may continue in a second line, behind its first word.
+    # A name may continue on a second line after its first word.
     heads = {n: Html(html.escape(n).replace(".", ".<wbr>", 1)) for n in names}
 
     def draw(tag: str, row: Mapping[str, object]) -> str:

@@ -1,9 +1,7 @@
-"""When each worker did what: as a picture, and as a trace for a browser's viewer.
+"""Timelines of workers: a figure, and a trace for a browser's viewer.
 
-The format of traces is that of the "Trace Event Format" document of the Chromium
-project: complete events ("X"), with names of processes and threads ("M").
-
-Figures of matplotlib that show themselves in a notebook, with no set-up there.
+Traces follow the "Trace Event Format" of the Chromium project: complete events ("X"),
+with names of processes and threads ("M").
 """
 
 import dataclasses
@@ -15,19 +13,15 @@ from ray_fed.imports import import_extra
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure.
-
-    Args:
-        width: in inches.
-        height: in inches.
+    """Return an empty matplotlib figure, with width and height in inches.
 
     Raises:
         UserError: matplotlib is not installed.
     """
-    matplotlib = import_extra("matplotlib.figure", "demo", "a figure")
+    matplotlib = import_extra("matplotlib.figure", "a figure")
 
     class ShownFigure(matplotlib.Figure):
-        """A figure that a notebook shows also where pyplot was not imported."""
+        """A figure that a notebook shows even if pyplot is not imported."""
 
         def _repr_png_(self) -> bytes:
             drawn = io.BytesIO()
@@ -45,19 +39,21 @@ _LANE_INCHES, _MOST_INCHES = 0.4, 12.0
 
 
 class Span(NamedTuple):
-    """A worker's turn at something.
+    """The time in which a worker did one thing.
 
     Attributes:
-        node: address of the machine; empty for the driver.
-        worker: its name.
-        what: "argument" (the driver checks, cuts and stores it), "clients" (their data
-            is read, and their work done) or "merge" (what is merged and finished).
-        subround: its index in the round; -1 for the argument.
-        attempt: 1 for the first one.
-        started_s: seconds since the round began.
-        seconds: how long it took; where nothing was lost, with the wait for a worker.
-        ended: why the attempt came to nothing; "slower" where a copy was faster; empty
-            where it did not.
+        node: The address of the machine, empty for the driver.
+        worker: The name of the worker.
+        what: "argument" (the driver checks, cuts and stores it), "clients" (a worker
+            reads their data and does their work) or "merge" (a worker merges and
+            finishes).
+        subround: The index of the subround in the round, -1 for the argument.
+        attempt: The number of the attempt, from 1.
+        started_s: The beginning, in seconds since the round began.
+        seconds: The duration. Without a lost attempt, it includes the wait for a
+            worker.
+        ended: The failure of the attempt, or "slower" if a copy was faster. Empty if
+            the attempt succeeded.
     """
 
     node: str
@@ -71,25 +67,26 @@ class Span(NamedTuple):
 
     @property
     def color(self) -> str:
-        """How it is drawn."""
+        """The color of its bar."""
         if not self.ended:
             return _COLORS[self.what]
         return _SLOWER_COLOR if self.ended == "slower" else _LOST_COLOR
 
     @property
     def label(self) -> str:
-        """What the legend calls it."""
+        """Its name in the legend."""
         if not self.ended:
             return self.what
         return "slower copy" if self.ended == "slower" else "lost attempt"
 
 
 def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
-    """Return what each worker did in a round.
+    """Return the spans of a round.
 
     Args:
-        subrounds: `SubroundReport`s.
-        num_clients: of the cohort; without any, a subround is no merge.
+        subrounds: The round's `SubroundReport`s.
+        num_clients: The size of the cohort. A subround without clients is a merge only
+            if the cohort has clients.
     """
     spans: list[Span] = []
     for each in subrounds:
@@ -111,11 +108,7 @@ def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
 
 
 def draw_spans(spans: Sequence[Span], title: str) -> Any:
-    """Return a matplotlib figure: a lane a worker, a bar a turn.
-
-    Args:
-        spans: of one round.
-        title: above it.
+    """Return a matplotlib figure with a lane for each worker and a bar for each span.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -124,11 +117,11 @@ def draw_spans(spans: Sequence[Span], title: str) -> Any:
     height = min(_MOST_INCHES, 1.6 + _LANE_INCHES * len(lanes))
     figure = new_figure(9, height)
     axes = figure.subplots()
-    labelled: set[str] = set()
+    labeled: set[str] = set()
     for span in spans:
         lane = lanes.index((span.node, span.worker))
-        label = span.label if span.label not in labelled else None
-        labelled.add(span.label)
+        label = span.label if span.label not in labeled else None
+        labeled.add(span.label)
         axes.barh(
             lane,
             span.seconds,
@@ -143,8 +136,8 @@ def draw_spans(spans: Sequence[Span], title: str) -> Any:
     axes.set_yticks(range(len(lanes)), [_name_lane(*lane) for lane in lanes])
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
-    if labelled:
-        figure.legend(loc="outside lower right", ncols=len(labelled))
+    if labeled:
+        figure.legend(loc="outside lower right", ncols=len(labeled))
     return figure
 
 
@@ -157,10 +150,10 @@ class TracedRound:
     """A round of a trace.
 
     Attributes:
-        number: of the round in its run, from 1.
-        started_s: since the trace began.
-        seconds: of the whole call.
-        spans: of its workers.
+        number: The number of the round in its run, from 1.
+        started_s: The beginning, in seconds since the trace began.
+        seconds: The duration of the call.
+        spans: The spans of its workers.
     """
 
     number: int
@@ -170,11 +163,7 @@ class TracedRound:
 
 
 def trace(rounds: Iterable[TracedRound]) -> dict[str, Any]:
-    """Return a trace as what `json` writes: machines as processes, workers as threads.
-
-    Args:
-        rounds: in order.
-    """
+    """Return a trace for `json`, with machines as processes and workers as threads."""
     lanes: dict[tuple[str, str], tuple[int, int]] = {}
     nodes: dict[str, int] = {}
     events: list[dict[str, Any]] = []

@@ -1,9 +1,9 @@
-"""Notes that work leaves as it runs, beside its results, for the reports of its round.
+"""Notes that work adds while it runs, for the report of its round.
 
 An executor adds notes to a set in a context variable, which follows asyncio tasks and
 calls to other threads. The function that evaluates a subround collects them with
-`noting` and returns them with the results. Each is one event of the round, before its
-`RoundFinished`, and comes once.
+`noting` and returns them with the results. Each note becomes one event of the round,
+before its `RoundFinished`.
 """
 
 import contextlib
@@ -15,19 +15,20 @@ from collections.abc import Generator, Iterable
 from typing import TypeAlias
 
 import ray_fed.error_texts as error_texts
+import ray_fed.errors as errors
 
 _DEFECT_ERRORS = AttributeError, AssertionError, LookupError, NameError
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomOpsUnkeyed:
-    """Random ops of a computation ran that seed, call and client do not decide.
+    """Random ops ran whose numbers do not depend on seed, call and client.
 
     Attributes:
-        computation: what an error would call it: name and source line where known.
-        content: starts the hash of the computation.
-        ops: name and kind of each op; it drew anew on every attempt.
-        round_index: of the round, once it is an event.
+        computation: Name and source line of the computation, as errors show them.
+        content: The beginning of the computation's hash.
+        ops: Name and kind of each op. It draws other numbers in every attempt.
+        round_index: Index of the round, once the note is an event.
     """
 
     computation: str
@@ -41,10 +42,10 @@ class ComputationUnlowered:
     """A computation read its sequences through tf.data, which takes longer.
 
     Attributes:
-        computation: what an error would call it: name and source line where known.
-        content: starts the hash of the computation.
-        reason: why it cannot do without: an op, or a few words.
-        round_index: of the round, once it is an event.
+        computation: Name and source line of the computation, as errors show them.
+        content: The beginning of the computation's hash.
+        reason: The op that has no other way, or a few words.
+        round_index: Index of the round, once the note is an event.
     """
 
     computation: str
@@ -55,11 +56,11 @@ class ComputationUnlowered:
 
 @dataclasses.dataclass(frozen=True)
 class WorkUnshaped:
-    """Clients ran without XLA, or one at a time, where settings ask for more.
+    """Clients ran without XLA, or one at a time, although settings ask for more.
 
     Attributes:
-        reason: an op, or a few words.
-        round_index: of the round, once it is an event.
+        reason: An op, or a few words.
+        round_index: Index of the round, once the note is an event.
     """
 
     reason: str
@@ -68,11 +69,11 @@ class WorkUnshaped:
 
 @dataclasses.dataclass(frozen=True)
 class JitDecision:
-    """Which way some leaves of a kernel ran with `kernels.jit="auto"`, and why.
+    """The decision of `kernels.jit="auto"` for some leaves of a kernel.
 
     Attributes:
-        jit: whether XLA compiled them.
-        reason: in a few words.
+        jit: Whether XLA compiled them.
+        reason: The reason, in a few words.
     """
 
     jit: bool
@@ -84,9 +85,9 @@ class WorkInterpreted:
     """Executors did some work step by step, because its graph raised an error.
 
     Attributes:
-        work: what the graph was to do, in a few words.
-        reason: the class of the error, and the first line of its message.
-        round_index: of the round, once it is an event.
+        work: The work of the graph, in a few words.
+        reason: The class of the error, and the first line of its message.
+        round_index: Index of the round, once the note is an event.
     """
 
     work: str
@@ -98,9 +99,9 @@ class WorkInterpreted:
         """Return the note about work whose graph raised an error.
 
         Raises:
-            Exception: the error itself, where it tells of a mistake in ray_fed.
+            Exception: The error itself, if it is final; see `is_final`.
         """
-        if is_defect(error):
+        if is_final(error):
             raise error
         return cls(work, first_line(error))
 
@@ -120,7 +121,7 @@ _noted: contextvars.ContextVar[set[Note] | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def noting() -> Generator[set[Note]]:
-    """Yield a set to which `note` adds what it is given inside the `with` block."""
+    """Yield a set to which `note` adds all notes of the `with` block."""
     noted: set[Note] = set()
     token = _noted.set(noted)
     try:
@@ -130,7 +131,7 @@ def noting() -> Generator[set[Note]]:
 
 
 def note(notes: Iterable[Note]) -> None:
-    """Add notes to the innermost `noting`; outside of one, do nothing."""
+    """Add notes to the innermost `noting`. Outside `noting`, do nothing."""
     noted = _noted.get()
     if noted is not None:
         noted.update(notes)
@@ -146,13 +147,17 @@ def first_line(error: BaseException) -> str:
     return error_texts.summarize(error).partition("\n")[0]
 
 
-def is_defect(error: BaseException) -> bool:
-    """Return whether an error tells of a mistake in ray_fed, and of nothing else.
+def is_final(error: BaseException) -> bool:
+    """Return whether an error of a graph must be raised, and no other way be tried.
 
-    True for an AttributeError, a failed assertion and their like that a line of ray_fed
-    raised. A user's function or graph, and TensorFlow, raise such errors in lines of
-    their own. TensorFlow may raise one again, as another object of the same class.
+    The cluster's errors are final. So are mistakes in ray_fed: a line of ray_fed raised
+    an AttributeError, an AssertionError, a LookupError or a NameError. Functions and
+    graphs of users, and TensorFlow, raise such errors in their own lines. TensorFlow
+    may raise an error again as another object of the same class, so causes are checked,
+    too.
     """
+    if isinstance(error, errors.ClusterError):
+        return True
     cause: BaseException | None = error
     while isinstance(cause, _DEFECT_ERRORS):
         frames = list(traceback.walk_tb(cause.__traceback__))

@@ -1,7 +1,7 @@
-"""What a worker is, as far as results depend on it: plain data, and how two differ.
+"""The properties of a worker that decide the bits of results, and their comparison.
 
-Versions are read from what is installed, so that a driver knows its own without
-loading any of it.
+Versions are read from the metadata of installed packages, so a driver knows its own
+versions without importing the packages.
 """
 
 import dataclasses
@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from typing_extensions import override
 
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu")
-"""Distributions that bring the package, as far as there are many of."""
+"""Names of distributions that provide the package `tensorflow`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Versions:
-    """Versions that must agree between a driver and its workers; None: not known.
+    """Versions that must agree between a driver and its workers.
 
     Attributes:
-        python: major and minor.
-        ray_fed: of the distribution.
-        tensorflow: of the distribution.
-        numpy: of the distribution.
-        federated_language: of the distribution.
+        python: Major and minor version of Python.
+        ray_fed: Version of the distribution, or None if it is unknown.
+        tensorflow: Version of the distribution, or None.
+        numpy: Version of the distribution, or None.
+        federated_language: Version of the distribution, or None.
     """
 
     python: str
@@ -47,14 +47,14 @@ class Versions:
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """All that decides the bits of results, beside settings, seed and arguments.
+    """Everything that decides the bits of results, except settings and arguments.
 
     Attributes:
-        tensorflow: its version.
+        tensorflow: Version of TensorFlow.
         device: "CPU", or the kind of GPU.
-        instruction_set: of the processor, as far as kernels choose by it.
-        onednn: whether TensorFlow uses oneDNN.
-        threads: of TensorFlow, of one executor.
+        instruction_set: Instruction set of the processor by which kernels are chosen.
+        onednn: Whether TensorFlow uses oneDNN.
+        threads: Number of TensorFlow threads of one executor.
     """
 
     tensorflow: str
@@ -74,15 +74,15 @@ class Fingerprint:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDescription:
-    """What a worker says of itself once it is ready.
+    """The description that a worker returns once it is ready.
 
     Attributes:
-        pid: its process.
-        address: of its machine.
-        node: Ray's id of its node.
-        versions: of what it has installed.
-        fingerprint: of its results.
-        missing: the devices that it was given and cannot use, in words; empty: none.
+        pid: Process of the worker.
+        address: Address of its machine.
+        node: Ray's ID of its node.
+        versions: Versions of its installed packages.
+        fingerprint: Fingerprint of its results.
+        missing: A description of devices that it has but cannot use, or "".
     """
 
     pid: int
@@ -99,12 +99,12 @@ def describe_difference(
     """Describe how a worker differs from the driver and from the other workers.
 
     Args:
-        worker: the worker.
-        driver: the driver's versions.
-        fingerprint: of the other workers; None where there are none.
+        worker: The worker.
+        driver: Versions of the driver.
+        fingerprint: Fingerprint of the other workers, or None if there are none.
 
     Returns:
-        Each field with both its values; None where there is no difference.
+        Each differing field with both values, or None if nothing differs.
     """
     differences = [
         f"{name} is {theirs} where the driver has {ours}"

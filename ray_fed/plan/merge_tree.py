@@ -1,12 +1,12 @@
-"""The leaves that a cohort is cut into, and the tree along which they are merged."""
+"""The leaves of a cohort, and the tree along which their partials are merged."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _LEAVES = 16
-"""The number of leaves of a large cohort, or a divisor of it: with sixteen, eight, four
-or two workers, the leaves of each worker are then one subtree."""
+"""A large cohort has this number of leaves, or a multiple. With sixteen, eight, four or
+two workers, the leaves of each worker are then one subtree."""
 
 
 MAX_CLIENTS_PER_LEAF = 64
@@ -14,16 +14,16 @@ MAX_CLIENTS_PER_LEAF = 64
 
 
 Subtree = tuple[int, int]
-"""A subtree of the merge tree: first leaf, one past the last."""
+"""A subtree of the merge tree: its first leaf, and one past its last leaf."""
 
 
 class Merge(NamedTuple):
     """One merge of two partials, in a list of partials of adjacent subtrees.
 
     Attributes:
-        left: position of the left partial; the merged partial takes its place.
-        right: position of the right partial, which is not needed after the merge.
-        subtree: the subtree that the merged partial covers.
+        left: Position of the left partial. The merged partial replaces it.
+        right: Position of the right partial, which is not needed after the merge.
+        subtree: The subtree that the merged partial covers.
     """
 
     left: int
@@ -32,15 +32,15 @@ class Merge(NamedTuple):
 
 
 def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
-    """Cut a cohort into leaves of contiguous clients; an empty cohort is one leaf.
+    """Cut a cohort into leaves of contiguous clients. An empty cohort is one leaf.
 
-    By default a cohort of fewer than 32 clients has one leaf for each client. A larger
-    one has sixteen leaves, or the least multiple of sixteen that keeps each leaf at
-    `MAX_CLIENTS_PER_LEAF` clients or fewer; their sizes differ by one at most.
+    By default, a cohort of fewer than 32 clients has one leaf for each client. A larger
+    cohort has sixteen leaves, or the smallest multiple of sixteen for which no leaf has
+    more than `MAX_CLIENTS_PER_LEAF` clients. Their sizes differ by at most one.
 
     Args:
-        num_clients: size of the cohort, >= 0.
-        clients_per_leaf: of each leaf but the last, >= 1; None: the default.
+        num_clients: Size of the cohort, >= 0.
+        clients_per_leaf: Size of each leaf but the last, >= 1, or None for the default.
     """
     if clients_per_leaf is None:
         count = num_clients
@@ -79,9 +79,9 @@ def subtrees(first: int, stop: int, tree: Subtree) -> list[Subtree]:
     """Return the largest whole subtrees that cover some leaves of a tree, in order.
 
     Args:
-        first: of the leaves to cover.
-        stop: one past the last of them.
-        tree: the whole tree, or a subtree; leaves outside of it are ignored.
+        first: First leaf to cover.
+        stop: One past the last leaf to cover.
+        tree: The whole tree, or a subtree. Leaves outside it are ignored.
     """
     start, end = tree
     if stop <= start or end <= first:
@@ -95,7 +95,7 @@ def merge_order(trees: Sequence[Subtree]) -> list[Merge]:
     """Return the merges that turn adjacent subtrees into one, bottom up.
 
     Args:
-        trees: whole subtrees of one, adjacent and in order, that cover all its leaves.
+        trees: Adjacent whole subtrees of one tree, in order, that cover its leaves.
     """
     order: list[Merge] = []
     if trees:

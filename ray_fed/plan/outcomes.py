@@ -1,26 +1,22 @@
-"""What became of a plan: its values, and the attempts at it."""
+"""The outcome of a plan: its values, and the attempts to run it."""
 
 import dataclasses
-from typing import Any, TypeAlias
+from typing import Any
 
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Fingerprint, WorkerDescription
 
-Progress: TypeAlias = tuple[int, int, str]
-"""Workers that are ready, those and the ones that start, and what they have no room
-for, in words; empty where they have it."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """What a plan came to, where it was evaluated.
+    """The result of a plan in the process that evaluated it.
 
     Attributes:
-        values: plain, in the order that the plan asks for: of a subround the partial of
-            each of its subtrees, then for each value that is kept its clients'.
-        kernel_leaves: how many leaves one graph folded.
-        no_kernel: why others were interpreted, if a kernel was asked for.
-        busy_s: seconds that workers were at it, in sum, with reading clients' data.
+        values: Plain values in the order of the plan. A subround has the partial of
+            each subtree, and then a list of clients' values for each kept value.
+        kernel_leaves: Number of leaves that a kernel ran.
+        no_kernel: The reason why other leaves were interpreted, if any.
+        busy_s: Seconds of work in sum over workers, including reading clients' data.
     """
 
     values: list[object]
@@ -31,20 +27,20 @@ class Evaluated:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One worker's turn at a subround.
+    """One try of a worker to run a subround.
 
     Attributes:
-        attempt: 1 for the first try; a copy of a straggler has its number.
-        worker: its name.
-        worker_pid: its process.
-        node: address of the machine.
-        started_s: when the worker was leased, in seconds since the subround first asked
-            for one.
-        seconds: how long the worker was leased.
-        ended: "crash", "preemption", "memory" or "hang", where the worker was lost;
-            "slower", where a copy of the same work finished first.
-        detail: what happened, in words.
-        fingerprint: of the worker's process.
+        attempt: 1 for the first try. A straggler's copy has the straggler's number.
+        worker: Name of the worker.
+        worker_pid: Process of the worker.
+        node: Address of the machine.
+        started_s: Time when the worker was leased, in seconds since the subround first
+            asked for a worker.
+        seconds: Duration of the lease.
+        ended: "crash", "preemption", "memory" or "hang" if the worker was lost, or
+            "slower" if a copy of the same work finished first.
+        detail: A description of what happened.
+        fingerprint: Fingerprint of the worker's process.
     """
 
     attempt: int
@@ -64,9 +60,9 @@ class Attempt:
         """Return an attempt on a worker.
 
         Args:
-            worker: its name.
-            described: what it said of itself; None where it was not ready.
-            **about: the other attributes.
+            worker: Name of the worker.
+            described: The worker's description, or None if it was not ready.
+            **about: The other attributes.
         """
         pid = 0 if described is None else described.pid
         node = "unknown" if described is None else described.address
@@ -75,25 +71,25 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a runner returns for a subround or a finish.
+    """The result of a runner for a subround or a finish.
 
     Attributes:
-        values: plain or stored, in the order that the plan asks for.
-        attempts: 1 where nothing failed.
-        worker: name of the worker that ran the clients.
-        worker_pid: its process.
-        coordinator_pid: the process that drove it.
-        node: address of the machine.
-        notes: of the work, in order; see `diagnostics`.
-        kernel_leaves: how many leaves a kernel ran.
-        no_kernel: why the other leaves were interpreted; None where none was, or where
-            kernels are turned off.
-        lost: the attempts that failed or were slower, in order.
-        value_bytes: of the arrays in each value that left a worker's node; empty where
-            values stay in this process.
-        fingerprint: of the process that ran the clients, where it is known.
-        num_workers: how many workers ran the clients, `worker` among them.
-        busy_s: see `Evaluated`.
+        values: Plain or stored values, in the order of the plan.
+        attempts: Number of attempts, 1 if nothing failed.
+        worker: Name of the worker that ran the clients.
+        worker_pid: Process of the worker.
+        coordinator_pid: The process that drove the subround.
+        node: Address of the machine.
+        notes: Notes of the work, in order; see `diagnostics`.
+        kernel_leaves: Number of leaves that a kernel ran.
+        no_kernel: The reason why the other leaves were interpreted, or None if there
+            are no others or kernels are turned off.
+        lost: The attempts that failed or were slower, in order.
+        value_bytes: Bytes of the arrays in each value that left a worker's node. Empty
+            if values stay in this process.
+        fingerprint: Fingerprint of the process that ran the clients, if it is known.
+        num_workers: Number of workers that ran the clients, including `worker`.
+        busy_s: See `Evaluated`.
     """
 
     values: tuple[object, ...]

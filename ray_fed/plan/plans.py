@@ -1,16 +1,16 @@
-"""What a subround is to run, as plain data that driver, task and worker know.
+"""The work of a subround as plain data, which driver, task and worker share.
 
-The cohort is cut into leaves of contiguous clients; partials of leaves are merged
-along one binary tree, whose halves differ by one leaf at most. The number of leaves
-alone decides the tree, so the bits of a result depend on neither workers nor subrounds:
+The cohort is cut into leaves of contiguous clients. Partials of leaves are merged along
+one binary tree, whose halves differ by at most one leaf. The tree depends only on the
+number of leaves, so the bits of a result depend neither on workers nor on subrounds:
 
     clients   0 1 | 2 3 | 4 5 | 6       clients_per_leaf = 2
     leaves     0     1     2     3
     tree       +-----+     +-----+      merges (0, 1) and (2, 3), then the two
                +-----------+
 
-A subround is a contiguous run of leaves. It merges inside its largest whole
-subtrees and returns one partial for each; the rest is merged once, by index. Half of
+A subround is a contiguous range of leaves. It merges inside its largest whole subtrees
+and returns one partial for each. The remaining merges follow once, by index. Half of
 the leaves are one subtree, and so are a quarter, an eighth and a sixteenth of them.
 """
 
@@ -32,10 +32,11 @@ def as_argument(values: Sequence[Any]) -> Any:
     """Return the argument of a function of a `MergeableCompForm` or a chain.
 
     Args:
-        values: the argument of the call, if it has one, then what was merged.
+        values: The argument of the call, if it has one, and then the merged values.
 
     Returns:
-        A tuple of several values; one value itself; None for no value.
+        A tuple of the values, the value itself if there is one, or None if there is
+        none.
     """
     if len(values) > 1:
         return tuple(values)
@@ -43,18 +44,18 @@ def as_argument(values: Sequence[Any]) -> Any:
 
 
 Path = tuple[int, ...]
-"""Where a part of an argument lies: the indices to select, outermost first."""
+"""The position of a part of an argument: indices to select, outermost first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What a function at the server has for the keys of each client.
+    """A `federated_select`: the elements that a server function has for clients' keys.
 
     Attributes:
-        function: serialised, <constants, key> -> element; see `Kernel`.
-        keys: where in the argument the keys of clients lie; or their index among what
-            the clients' first work keeps.
-        max_key: the index of the largest key among the constants.
+        function: The serialized function <constants, key> -> element; see `Kernel`.
+        keys: The path of the keys in the argument, or their index among the values that
+            `Kernel.first` keeps.
+        max_key: The index of the largest key among the constants.
     """
 
     function: bytes
@@ -64,29 +65,30 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A leaf's client work and its accumulation, as functions of one client.
+    """The work of a leaf's clients and its accumulation, as functions of one client.
 
         server       <parts>@SERVER -> <zeros, constants>@SERVER        once a subround
         work         <constants, data> -> values                        for each client
         accumulate   <accumulators, values, constants> -> accumulators  right after
 
     Attributes:
-        server: serialised; takes nothing where `parts` is empty.
-        work: serialised; constants, data and values are structs.
-        accumulate: serialised; starts at the zeros, ends as the leaf's partial.
-        parts: in the argument, what `server` takes.
-        data: in the argument, the values of clients.
-        selections: for each client a sequence more, behind its data and what it was
-            handed.
-        num_aggregations: the number of zeros, of accumulators, and of values that are
+        server: Serialized. It takes no argument if `parts` is empty.
+        work: Serialized. Constants, data and values are structs.
+        accumulate: Serialized. The accumulators start as the zeros and end as the
+            leaf's partial.
+        parts: Paths in the argument of the values that `server` takes.
+        data: Paths in the argument of the clients' values.
+        selections: The `federated_select` results that each client receives. Each one
+            is an extra sequence argument, after the client's data and its inputs from
+            `first`.
+        num_aggregations: Number of zeros, of accumulators, and of accumulated values.
+        num_kept: Number of values returned for each client, after those that are
             accumulated.
-        num_kept: the number of further values, last, which are returned for each
-            client instead.
-        first: what clients do before, of which nothing is accumulated: all that it
-            keeps is handed to `work`, behind its data.
-        jit: whether XLA compiles leaves whose clients are all of one shape; "auto":
-            where `ray_fed.tensorflow.kernels.jit` says so.
-        vectorised_clients: how many of such a leaf's clients work at once.
+        first: Work that all clients do before `work`, or None. Nothing of it is
+            accumulated. All values that it keeps are inputs of `work`, after the data.
+        jit: Whether XLA compiles leaves whose clients all have data of one shape. With
+            "auto", `ray_fed.tensorflow.kernels.jit` decides.
+        vectorized_clients: Number of clients of such a leaf that run at once.
     """
 
     server: bytes
@@ -99,27 +101,28 @@ class Kernel:
     selections: tuple[Selection, ...] = ()
     first: "Kernel | None" = None
     jit: Literal["auto", "on", "off"] = "off"
-    vectorised_clients: int = 1
+    vectorized_clients: int = 1
 
     @functools.cached_property
     def content(self) -> bytes:
         """A hash of the client's functions and of the options that they run with."""
-        options = f"{self.jit} {self.vectorised_clients} ".encode()
+        options = f"{self.jit} {self.vectorized_clients} ".encode()
         return hashlib.sha256(options + self.work + self.accumulate).digest()
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Fallback(Exception):  # noqa: N818 (no error: the work goes the other way)
-    """Why work is interpreted, step by step, instead of run as one graph.
+    """The reason for a slow path.
 
-    Or why a computation reads its sequences through tf.data. Raised where that shows,
-    and returned by whoever takes the other way: as a new one, since what was raised
-    keeps each frame that it was raised through, and their arguments.
+    Work is interpreted step by step instead of as one graph, or a computation reads its
+    sequences through tf.data. A `Fallback` is raised where the reason is found. Code
+    that takes the slow path returns a new one, because a raised exception holds all
+    frames that it went through, and their arguments.
 
     Attributes:
-        reason: a few words, for an event.
-        leaf: position in its subround of the leaf whose work raised; None where there
-            is no graph at all.
+        reason: A few words, for an event.
+        leaf: Position in its subround of the leaf whose work raised, or None if there
+            is no graph.
     """
 
     reason: str
@@ -128,19 +131,20 @@ class Fallback(Exception):  # noqa: N818 (no error: the work goes the other way)
 
 @dataclasses.dataclass(frozen=True)
 class Finish:
-    """The one evaluation that ends a round: merges, then after-merge work.
+    """The evaluation that ends a round: the remaining merges, then `after_merge`.
 
     Attributes:
-        merge: serialised merge of two partials; None where there is no partial.
-        subtrees: the subtree of each partial, in order; they cover all leaves.
-        partial_type: serialised type of a partial.
-        computation: serialised; None returns the merged partial.
-        num_clients: the cohort's size, for a computation that asks for it.
-        clients_per_leaf: of the cohort.
-        draw: key of the random numbers of this call.
-        components_type: serialised type of a result that is returned as its components,
-            each kept where results are stored; None returns it whole.
-        in_graphs: whether graphs compute what they can, with the same bits.
+        merge: The serialized merge of two partials, or None if there is no partial.
+        subtrees: The subtree of each partial, in order. They cover all leaves.
+        partial_type: The serialized type of a partial.
+        computation: Serialized `after_merge`. With None, the merged partial is the
+            result.
+        num_clients: The size of the cohort, for computations that ask for it.
+        clients_per_leaf: Number of clients of the cohort's largest leaf.
+        draw: The key of the random numbers of this call.
+        components_type: The serialized type of a result that is stored as its
+            components. With None, the result is returned whole.
+        in_graphs: Whether graphs compute the parts that they can, with the same bits.
     """
 
     merge: bytes | None
@@ -156,35 +160,35 @@ class Finish:
 
 @dataclasses.dataclass(frozen=True)
 class Subround:
-    """A run of leaves to evaluate with one computation.
+    """A contiguous range of leaves to evaluate with one computation.
 
     Attributes:
-        computation: serialised `pb.Computation`, evaluated once a leaf.
-        merge: serialised merge of two partials; None: results are not merged.
-        clients_per_leaf: of the largest leaf of the whole cohort.
-        first_leaf: index among all leaves of the first of this run.
-        leaves: the clients of each leaf of this run, by index in the cohort; clients
-            in `draw.dropped` are not counted.
-        draw: key of the random numbers of this call.
-        subtrees: the subtrees to return, by index among all leaves; empty without
-            `merge`, where every leaf's result is returned as it is.
-        components_type: see `Finish`; of every leaf's result.
-        kernel: runs the work of `computation` for many clients; or why there is
-            none; None where kernels are turned off.
-        call_s: seconds of clients that one call of the kernel may cover, about.
-        num_kept: how many values at clients `computation` returns behind the
-            value that is merged: each is returned after the partials, as a list with
-            one element for each client.
-        names_failures: whether an error names all failing clients of its leaf.
-        chunks: contiguous runs of its leaves, by index among all leaves, of which each
-            may run on a worker of its own; every one of `subtrees` lies in one chunk.
-            Empty: the leaves stay together.
-        num_workers: how many workers may run the subround together, >= 1. With one
-            leaf, each runs some of its clients; else each runs some of the chunks.
-        finish: of the round, where these are all of its leaves and one worker runs
-            them: its result is returned in place of the partials. The argument is a
-            pair then: that of the leaves, and what the finish takes before what was
-            merged.
+        computation: A serialized `pb.Computation`, which is evaluated once per leaf.
+        merge: The serialized merge of two partials, or None to merge nothing.
+        clients_per_leaf: Number of clients of the cohort's largest leaf.
+        first_leaf: Index of the first leaf, among all leaves of the cohort.
+        leaves: The clients of each leaf, by index in the cohort. Clients in
+            `draw.dropped` are not counted.
+        draw: The key of the random numbers of this call.
+        subtrees: The subtrees to return, by index among all leaves. Without `merge`
+            this is empty, and the result of every leaf is returned.
+        components_type: See `Finish`. It applies to the result of every leaf.
+        kernel: The kernel that runs `computation` for many clients, the reason for
+            having none, or None if kernels are turned off.
+        call_s: Approximate limit of the seconds of client work in one kernel call.
+        num_kept: Number of values at clients that `computation` returns after the
+            merged value. Each is returned after the partials, as a list with one
+            element for each client.
+        names_failures: Whether an error names all failing clients of its leaf.
+        chunks: Contiguous ranges of the leaves, by index among all leaves, which
+            different workers can run. Each of `subtrees` lies in one chunk. If empty,
+            one worker runs all leaves.
+        num_workers: Number of workers that can run the subround together, >= 1. With
+            one leaf, each runs some of its clients. Otherwise each runs some chunks.
+        finish: The finish of the round if this subround has all leaves and one worker
+            runs them. Its result replaces the partials. The argument is then a pair:
+            the argument of the leaves, and the arguments of the finish that precede
+            the merged values.
     """
 
     computation: bytes
@@ -204,10 +208,10 @@ class Subround:
     finish: Finish | None = None
 
     def of_leaves(self, run: range) -> "Subround":
-        """Return the plan for some of the leaves, by index among all, on one worker.
+        """Return the plan for a range of whole chunks on one worker.
 
         Args:
-            run: whole chunks, side by side.
+            run: Indices of leaves, among all leaves.
         """
         return dataclasses.replace(
             self,
@@ -222,20 +226,20 @@ class Subround:
 
     @property
     def places(self) -> list[range]:
-        """The clients of each leaf of this run, by index among those of the run."""
+        """The clients of each leaf, by index among the clients of this subround."""
         first = self.leaves[0].start
         return [range(leaf.start - first, leaf.stop - first) for leaf in self.leaves]
 
 
 @dataclasses.dataclass(frozen=True)
 class KeySelection:
-    """A function of a key for many keys: an executor embeds it as one function.
+    """A batched `Selection.function`, which an executor embeds as one function.
 
-    It takes the constants and i32[keys], and returns a list of the tensors of an
-    element, each with a first dimension more, by key.
+    It takes the constants and i32[keys]. It returns the tensors of an element, each
+    with an extra first dimension for the keys.
 
     Attributes:
-        function: serialised, see `Selection`.
+        function: The serialized function of one key, see `Selection`.
     """
 
     function: bytes

@@ -1,4 +1,4 @@
-"""Which random numbers work draws: every evaluation of a function has its own key.
+"""The keys of random numbers: every evaluation of a function has its own key.
 
     (seed, invocation, client, path of names, steps)      ->  the state of a random op
 
@@ -9,10 +9,10 @@
     select        client index, and the step ("select", key)
     the rest      the path alone: zero, report, and other work at the server
 
-The executor that calls a function sets the key, in a context variable, which follows
-asyncio tasks and calls to other threads; the leaf executor reads it. So the same work
-draws the same numbers on every attempt and machine. It draws other numbers for another
-seed, call, client, place in the computation, or step.
+The executor that calls a function sets the key in a context variable, which follows
+asyncio tasks and calls to other threads. The leaf executor reads it. So the same work
+draws the same numbers on every attempt and machine, and other numbers for another seed,
+call, client, place in the computation, or step.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 STATE_SIZE = 3
-"""Words of a Philox state: two of counter, one of key."""
+"""Number of int64 words in a Philox state: two for the counter, one for the key."""
 
 _OP_NAME_PARTS = (
     b"FractionalAvgPool", b"FractionalMaxPool", b"Multinomial", b"NonDeterministic",
     b"Random", b"RecordInput", b"Sampl", b"SeedGenerator", b"Shuffle",
     b"TruncatedNormal",
 )  # fmt: skip
-"""Each name of an op of TensorFlow that draws random numbers contains one of these."""
+"""The name of each TensorFlow op that draws random numbers contains one of these."""
 
 Step: TypeAlias = tuple[str | int, ...]
 """The name of a function's role, and the indices of one of its calls."""
@@ -42,18 +42,18 @@ Step: TypeAlias = tuple[str | int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class DrawKey:
-    """All that the random numbers of some work depend on, beside the op that draws.
+    """Everything that decides the random numbers of some work, except the op itself.
 
     Attributes:
-        seed: of the configuration.
-        invocation: calls of the context before this one.
-        first_client: index in the cohort of the first client that is evaluated.
-        client: index in the cohort; None for work without clients.
-        path: names of the locals that are being evaluated, outermost first.
-        steps: the function that is called, and which of its calls this is, for each
-            function that is called more than once for a client; outermost first.
-        dropped: clients of the cohort that take no part, in order; the indices
-            of evaluated clients count the others only.
+        seed: Seed of the configuration.
+        invocation: Number of calls of the context before this one.
+        first_client: Index in the cohort of the first evaluated client.
+        client: Index in the cohort, or None for work without clients.
+        path: Names of the locals that are being evaluated, outermost first.
+        steps: For each function that is called several times for a client, its role and
+            the index of the call, outermost first.
+        dropped: Clients of the cohort that take no part, in order. Indices of evaluated
+            clients do not count them.
     """
 
     seed: int
@@ -83,32 +83,32 @@ _current: contextvars.ContextVar[DrawKey | None] = contextvars.ContextVar(
 
 
 def current() -> DrawKey | None:
-    """Return the key of the work that runs; None where there is none."""
+    """Return the key of the running work, or None if there is none."""
     return _current.get()
 
 
 def may_draw(computation: bytes) -> bool:
-    """Return whether a serialised computation may draw random numbers.
+    """Return whether a serialized computation may draw random numbers.
 
-    May be true of a computation that draws nothing but contains the name of such an op.
+    It can be true for a computation that contains the name of a random op elsewhere.
     """
     return any(name in computation for name in _OP_NAME_PARTS)
 
 
 def current_or_random() -> DrawKey:
-    """Return the key of the work that runs; a random one where there is none.
+    """Return the key of the running work, or a random key if there is none.
 
-    For work that may be repeated and must then draw the same numbers.
+    Use it for work that may be repeated and must then draw the same numbers.
     """
     return current() or DrawKey(int.from_bytes(os.urandom(8)), 0)
 
 
 def state(content: bytes, path: tuple[str, ...] = ()) -> NDArray[np.int64]:
-    """Return the state for a random op of the work that runs; entropy without a key.
+    """Return the state of a random op in the running work. Without a key it is random.
 
     Args:
-        content: identifies the op.
-        path: of locals inside of the work that runs.
+        content: Bytes that identify the op.
+        path: Names of locals inside the running work.
     """
     key = current()
     if key is None:
@@ -118,7 +118,7 @@ def state(content: bytes, path: tuple[str, ...] = ()) -> NDArray[np.int64]:
 
 @contextlib.contextmanager
 def using(key: DrawKey | None) -> Generator[None]:
-    """Run what is inside under a key."""
+    """Set the key of the work in the `with` block."""
     token = _current.set(key)
     try:
         yield
@@ -127,7 +127,7 @@ def using(key: DrawKey | None) -> Generator[None]:
 
 
 def at_client(position: int) -> contextlib.AbstractContextManager[None]:
-    """Run what is inside as the work of a client, by its position among those here."""
+    """Key the `with` block as the work of a client of this range, by position."""
     key = current()
     if key is not None:
         client = key.in_cohort(key.first_client + position)
@@ -136,12 +136,12 @@ def at_client(position: int) -> contextlib.AbstractContextManager[None]:
 
 
 def at_step(function: str, *indices: int) -> contextlib.AbstractContextManager[None]:
-    """Run what is inside as one of several calls of a function.
+    """Key the `with` block as one of several calls of a function.
 
     Args:
-        function: its role: "accumulate", "merge", "select", "sequence_map" or
+        function: The role: "accumulate", "merge", "select", "sequence_map" or
             "sequence_reduce".
-        *indices: which of its calls this is, beside the client and the path.
+        *indices: Indices that identify the call, in addition to client and path.
     """
     key = current()
     if key is not None:
@@ -150,7 +150,7 @@ def at_step(function: str, *indices: int) -> contextlib.AbstractContextManager[N
 
 
 def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
-    """Run what is inside as the work of clients from an index on."""
+    """Key the `with` block as the work of clients from an index on."""
     key = current()
     if key is not None:
         key = dataclasses.replace(key, first_client=first_client)
@@ -158,10 +158,10 @@ def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
 
 
 def at_local(name: str) -> contextlib.AbstractContextManager[None]:
-    """Run what is inside as the value of a local, or of an operand.
+    """Key the `with` block as the value of a local, or of an operand.
 
     Args:
-        name: of the local, or of the operand: see `blocks.operand_name`.
+        name: Name of the local, or of the operand: see `blocks.operand_name`.
     """
     key = current()
     if key is not None:

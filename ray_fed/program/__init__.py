@@ -15,8 +15,12 @@ from ray_fed.program.context import RayFederatedContext, RayValueReference
 from ray_fed.program.data_sources import ClientDataIterator, ClientDataSource
 from ray_fed.program.managers import FileProgramStateManager
 from ray_fed.program.samplers import (
+    AdaptiveSampler,
     AvailabilitySampler,
+    ClientMetrics,
+    OortSampler,
     PoissonSampler,
+    PowerOfChoiceSampler,
     Sampler,
     UniformSampler,
     WeightedSampler,
@@ -24,13 +28,17 @@ from ray_fed.program.samplers import (
 from ray_fed.values.client_references import ClientReference
 
 __all__ = [
+    "AdaptiveSampler",
     "AvailabilitySampler",
     "ClientData",
     "ClientDataIterator",
     "ClientDataSource",
+    "ClientMetrics",
     "ClientReference",
     "FileProgramStateManager",
+    "OortSampler",
     "PoissonSampler",
+    "PowerOfChoiceSampler",
     "RayFederatedContext",
     "RayValueReference",
     "Sampler",

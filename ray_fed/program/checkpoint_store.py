@@ -1,13 +1,14 @@
-"""Versions of saved values: one archive each, there whole or not at all.
+"""Versions of saved values: one archive each, which is complete or absent.
 
     program_state_7.zip
-        manifest.json      what each value is, by name; small values themselves
+        manifest.json      descriptions of all values, by name, and small values
         0.npy, 1.npy ...   large arrays and bytes, read without pickle
 
-The one writer of saved things, on any file system that fsspec knows. A version is
-written beside its place and renamed into it, or, to an object store, uploaded at once.
-All sizes and checksums of an archive are checked before anything of it is read; members
-are not compressed, so reading takes no more memory than the archive has bytes.
+This module writes all saved state, on any file system that fsspec knows. A version is
+written to a temporary file beside its place and renamed. In an object store, it is
+uploaded at once. All sizes and checksums of an archive are checked before its values
+are read. Members are not compressed, so reading takes no more memory than the archive
+has bytes.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ import threading
 import types
 import uuid
 import zipfile
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import IO, Any, ParamSpec, TypeVar, cast
 
 import federated_language as fl
@@ -38,8 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
-import ray_fed.files.tables as tables
-from ray_fed.files import opening
+from ray_fed.files import npy, opening
 from ray_fed.language import structs
 
 _T = TypeVar("_T")
@@ -58,11 +58,11 @@ _JSON_TYPES = (types.NoneType, bool, int, float, str)
 
 @dataclasses.dataclass(frozen=True)
 class SavedObject:
-    """What `to_bytes` of a `fl.Serializable` returned, until its class is known.
+    """The bytes of a `fl.Serializable` object, until its class is known.
 
     Attributes:
-        class_name: module and name of its class.
-        content: what it returned.
+        class_name: The module and the name of its class, joined by a dot.
+        content: The result of its `to_bytes`.
     """
 
     class_name: str
@@ -75,7 +75,7 @@ def class_name(cls: type[Any]) -> str:
 
 
 def name_place(name: str) -> str:
-    """Return what an error calls a value: a state that is one value has no name."""
+    """Return how an error names a value. A state that is one value has no name."""
     return f"`{name}`" if name else "the whole state"
 
 
@@ -90,14 +90,16 @@ def _check_digits(value: Any, label: str) -> Any:
 
 
 _INLINE_BYTES = 256
-"""A larger array is a member of its own: a member costs some 250 bytes beside it."""
+"""Arrays with more bytes are members of the archive. A member costs about 250 bytes in
+addition to its array."""
 
 
 class Encoder:
-    """Describes values as JSON; what is large goes to members of an archive.
+    """Describes values as JSON, and writes large arrays to members of an archive.
 
     Args:
-        archive: open for writing; not owned. None: JSON takes all.
+        archive: An archive that is open for writing. The caller owns it. None: JSON has
+            all values.
     """
 
     def __init__(self, archive: zipfile.ZipFile | None = None) -> None:
@@ -108,7 +110,7 @@ class Encoder:
         """Return a value as JSON that a `Decoder` understands.
 
         Raises:
-            ValueMismatchError: the value is of a kind that cannot be saved.
+            ValueMismatchError: The value has a type that cannot be saved.
         """
         match value:
             case np.ndarray() | np.generic():
@@ -201,10 +203,11 @@ class Encoder:
 
 
 class Decoder:
-    """Returns values that an `Encoder` described, each member of an archive once.
+    """Returns values that an `Encoder` described. It reads each member at most once.
 
     Args:
-        archive: open for reading, its sizes and checksums checked; not owned.
+        archive: An archive that is open for reading, with checked sizes and checksums.
+            The caller owns it. None: JSON has all values.
     """
 
     def __init__(self, archive: zipfile.ZipFile | None = None) -> None:
@@ -212,16 +215,16 @@ class Decoder:
         self._unread = set[str]() if archive is None else set(archive.namelist())
 
     def decode(self, described: Mapping[str, Any]) -> Any:
-        """Return the value that is described.
+        """Return a value from its description.
 
         Args:
-            described: the JSON.
+            described: The JSON that `Encoder.describe` returned.
 
         Returns:
-            The value; a `SavedObject` for one that was an `fl.Serializable`.
+            The value. An `fl.Serializable` object is returned as a `SavedObject`.
 
         Raises:
-            One of tables.DAMAGES: the JSON or a member is not what an `Encoder` wrote.
+            One of npy.DAMAGES: No `Encoder` wrote the JSON or a member.
         """
         kind = described["kind"]
         if kind == "json":
@@ -261,7 +264,7 @@ class Decoder:
             return _decode_inline(cast("dict[str, Any]", member))
         self._unread.remove(member)
         assert self._archive is not None  # or no member is unread
-        return tables.read_member(self._archive, member)
+        return npy.read_member(self._archive, member)
 
 
 def _check_plain(value: Any) -> Any:
@@ -296,10 +299,10 @@ def _decode_strings(content: bytes, lengths: NDArray[Any]) -> NDArray[Any]:
 
 
 MAX_VERSION = 2**63
-"""One past the latest version; names of files have an end, too."""
+"""Versions are below this number, so that names of files have a bounded length."""
 
 OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What opening a file fails with however whole the file is."""
+"""Error numbers of a failed `open` that say nothing about the file."""
 
 
 @contextlib.contextmanager
@@ -309,17 +312,17 @@ def telling_storage(
     verb: str = "save state in",
     lets_through: type[Exception] = errors.RayFedError,
 ) -> Generator[None]:
-    """Raise what a file system raises as an error that says what to do.
+    """Raise errors of a file system as a `StorageError` that says what to do.
 
     Args:
-        where: state is read or written.
-        *kinds: of errors to tell so.
-        verb: what was tried there.
-        lets_through: those of the kinds that are raised as they are, beside errors of
-            ray_fed.
+        where: The place in the error, at which state is read or written.
+        *kinds: The exceptions that become a `StorageError`.
+        verb: The operation in the error, such as "read".
+        lets_through: Exceptions that are raised unchanged. Errors of ray_fed are
+            always raised unchanged.
 
     Raises:
-        StorageError: an error of one of the kinds came up.
+        StorageError: One of these exceptions was raised.
     """
     try:
         yield
@@ -337,7 +340,7 @@ def telling_storage(
 
 
 def unlisted(where: str, error: OSError) -> errors.StorageError:
-    """Return the error that a place of saved state is no folder."""
+    """Return the error for a place of saved state that is not a folder."""
     found = error.strerror or str(error)
     return errors.StorageError(
         f"Expected a folder of saved state, or nothing yet, at `{where}`, found that it"
@@ -345,24 +348,23 @@ def unlisted(where: str, error: OSError) -> errors.StorageError:
     )
 
 
-_FORMATS = (1, 2)
-"""Those that are read; the last one is written. In the first all arrays are members."""
+_FORMAT = 2
 
 _MANIFEST = "manifest.json"
 
 _NO_REGULAR_FILE = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-"""What opening anything but a regular file fails with."""
+"""Error numbers of a failed `open` of anything other than a regular file."""
 
 _NO_ARCHIVE = (None, errno.EINVAL)
-"""What reading a regular file that is no archive fails with: places in it that cannot
-be, and errors of decoders, which have no number."""
+"""Error numbers of reading a regular file that is not an archive: EINVAL for positions
+outside of the file, and None for errors of decoders, which have no number."""
 
 
 def write_archive(file: IO[bytes], values: Mapping[str, object]) -> None:
-    """Write named values to a file that is open, empty and can seek.
+    """Write named values to an open, empty file that can seek.
 
     Raises:
-        ValueMismatchError: a value is of a kind that cannot be saved.
+        ValueMismatchError: A value has a type that cannot be saved.
     """
     with zipfile.ZipFile(file, "w") as archive:
         encoder = Encoder(archive)
@@ -373,12 +375,12 @@ def write_archive(file: IO[bytes], values: Mapping[str, object]) -> None:
             }
             for name, value in values.items()
         ]
-        manifest = {"format": _FORMATS[-1], "values": described}
+        manifest = {"format": _FORMAT, "values": described}
         archive.writestr(_MANIFEST, json.dumps(manifest))
 
 
-def _sync_folder(folder: str) -> None:
-    """Have the rename survive a power failure, where the file system can do that."""
+def sync_folder(folder: str) -> None:
+    """Make a rename survive a power failure, if the file system can do that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -388,22 +390,22 @@ def _sync_folder(folder: str) -> None:
 
 
 def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
-    """Return the values of a file that is open and can seek, by name.
+    """Return the values of an open file that can seek, by name.
 
     Args:
-        file: to read bytes; not owned.
-        where: it is, as an error says it.
+        file: A file that is open to read bytes. The caller owns it.
+        where: The place of the file, for errors.
 
     Raises:
-        StateFormatError: another version of ray_fed wrote it.
-        SavedStateError: the file is damaged.
-        OSError: it cannot be read now.
+        StateFormatError: Another version of ray_fed wrote it.
+        SavedStateError: The file is damaged.
+        OSError: The file cannot be read now.
     """
     try:
         return _read(file, where)
     except errors.SavedStateError:
         raise
-    except tables.DAMAGES as error:
+    except npy.DAMAGES as error:
         failure = _find_failure(error)
         if failure is not None:
             raise failure from None
@@ -411,7 +413,7 @@ def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
 
 
 def _find_failure(error: Exception) -> OSError | None:
-    """Return the failure to read that an error is, or that zipfile took for damage."""
+    """Return the `OSError` of a failed read, also if zipfile reported it as damage."""
     for each in (error, error.__context__):
         if isinstance(each, OSError) and each.errno not in _NO_ARCHIVE:
             return each
@@ -419,7 +421,7 @@ def _find_failure(error: Exception) -> OSError | None:
 
 
 def damage(where: object, found: object) -> errors.SavedStateError:
-    """Return the error that a version is not as it was written."""
+    """Return the error for a version that is damaged."""
     return errors.SavedStateError(
         f"Expected whole saved state in `{where}`, found it damaged ({found}): delete"
         " it, or load another version."
@@ -434,10 +436,9 @@ def _read(file: IO[bytes], where: str) -> dict[str, Any]:
             raise zipfile.BadZipFile(f"bad checksum of `{damaged}`")
         manifest = json.loads(archive.read(_MANIFEST))
         found = manifest["format"]
-        if found not in _FORMATS:
-            formats = " or ".join(map(str, _FORMATS))
+        if found != _FORMAT:
             raise errors.StateFormatError(
-                f"Expected saved state of format {formats} in `{where}`, found format"
+                f"Expected saved state of format {_FORMAT} in `{where}`, found format"
                 f" {errors.describe(found)}: read it with the version of ray_fed that"
                 " wrote it."
             )
@@ -449,7 +450,7 @@ def _read(file: IO[bytes], where: str) -> dict[str, Any]:
 
 
 def _check_sizes(archive: zipfile.ZipFile, num_bytes: int) -> None:
-    """Refuse members that would take more memory than the file has bytes."""
+    """Raise if members would take more memory than the file has bytes."""
     members = archive.infolist()
     for member in members:
         is_stored = member.compress_type == zipfile.ZIP_STORED
@@ -464,26 +465,28 @@ _ZIP = ".zip"
 _TEMPORARY = ".tmp"
 
 _OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"))
-"""Those where an upload appears at once, and that have no folders: to make one would
-make a bucket, which is not ours to do."""
+"""Protocols of stores in which an upload appears at once. They have no folders. Making
+a folder there would make a bucket, which is left to the user."""
 
 _MEMORY_BYTES = 2**26
-"""A larger archive of another machine is on the local disk while it is read."""
+"""Bytes of an archive of another machine that is read in memory. A larger archive is
+copied to the local disk while it is read."""
 
 
-class Versions:
-    """The versions of one thing, in a folder that belongs to one program at a time.
+class Folder:
+    """Files of one kind in a folder of any file system, for one writer at a time.
 
     Nothing is read or made before a method is called.
 
     Args:
-        root_dir: the folder, as a path or a URI of fsspec.
-        prefix: of names.
+        root_dir: The folder, as a path or a URI of fsspec.
+        prefix: The beginning of the names of the files.
 
     Raises:
-        UnsupportedError: `root_dir` is neither, its protocol is unknown or needs a
-            package that is missing, or `prefix` is no beginning of a name.
-        StorageError: it names an archive that cannot be opened.
+        UnsupportedError: `root_dir` is neither a path nor a URI, its protocol is
+            unknown or needs a package that is missing, or names of files cannot begin
+            with `prefix`.
+        StorageError: `root_dir` names an archive that cannot be opened.
     """
 
     def __init__(self, root_dir: object, prefix: object) -> None:
@@ -496,34 +499,161 @@ class Versions:
         self._system, self._root = _locate(self._uri)
         self._is_local = opening.is_local(self._system)
         self._renames = place.partition("://")[0] not in _OBJECT_STORES
-        # Earlier versions wrote parts, and a manifest for each, to other machines.
-        self._name = re.compile(
-            re.escape(self._prefix) + r"(0|[1-9]\d{0,18})(\.zip|\.[0-9a-f]{32}\.part)",
-            re.ASCII,
-        )
 
-    def find(self) -> list[int]:
-        """Return the versions that are there, ascending, whole or damaged.
+    @property
+    def local_path(self) -> str | None:
+        """The folder as a path. None: it is not on a file system of this machine."""
+        return self._root if self._is_local else None
+
+    def list_names(self) -> list[tuple[str, bool]]:
+        """Return the names in the folder, each with whether it is a folder."""
+        self._system.invalidate_cache()
+        try:
+            entries = self._system.ls(self._root, detail=True)
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as error:
+            raise unlisted(self._uri, error) from error
+        except Exception:  # what fsspec raises has no base of its own
+            with telling_storage(self._uri, Exception, verb="list"):
+                raise
+        if [each["name"].rstrip("/") for each in entries] == [self._root]:
+            raise unlisted(self._uri, NotADirectoryError(errno.ENOTDIR, "it is a file"))
+        return [
+            (each["name"].rstrip("/").rpartition("/")[2], each["type"] == "directory")
+            for each in entries
+        ]
+
+    def write_file(
+        self, name: str, content: bytes | Callable[[IO[bytes]], None]
+    ) -> None:
+        """Write a file that appears whole or not at all.
+
+        Args:
+            name: The name of the file in the folder.
+            content: The content, or a function that writes it to an open file.
 
         Raises:
-            StorageError: the place cannot be listed.
+            SavedStateError: A folder has the name of the file.
+            Exception: An error of the file system.
         """
-        return sorted({version for version, _, _ in self._list()})
+
+        def write(file: IO[bytes]) -> None:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+
+        path = f"{self._root}/{name}"
+        if self._renames:
+            self._replace(path, write)
+            return
+        with tempfile.NamedTemporaryFile() as file:
+            write(cast("IO[bytes]", file))
+            file.flush()
+            self._system.put_file(file.name, path)
+
+    def _replace(self, path: str, write: Callable[[IO[bytes]], None]) -> None:
+        """Write a temporary file beside the place of a file, then rename it.
+
+        Half-written files of a killed program are removed.
+        """
+        names = self.list_names()  # raises if the place is not a folder
+        if self._system.isdir(path):
+            raise errors.SavedStateError(
+                f"Expected to save state to the file `{path}`, found a folder of that"
+                " name: move it away."
+            )
+        self._system.makedirs(self._root, exist_ok=True)
+        for name, is_folder in names:
+            is_ours = name.startswith(f".{self._prefix}") and name.endswith(_TEMPORARY)
+            if is_ours and not is_folder:
+                self._system.rm_file(f"{self._root}/{name}")
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}{_TEMPORARY}"
+        try:
+            with self._system.open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                if self._is_local:
+                    os.fsync(file.fileno())
+            self._system.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(Exception):  # it may not be there
+                self._system.rm_file(temporary)
+            raise
+        if self._is_local:
+            sync_folder(folder)
+
+    def remove_file(self, name: str) -> None:
+        """Remove a file if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(f"{self._root}/{name}")
+
+    @contextlib.contextmanager
+    def open_file(self, name: str, where: str) -> Generator[IO[bytes]]:
+        """Open a file to read bytes. The file can seek. This is a context manager."""
+        path = f"{self._root}/{name}"
+        if not self._is_local:
+            with (
+                self._system.open(path, "rb") as file,
+                tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as content,
+            ):
+                shutil.copyfileobj(file, content)
+                content.seek(0)
+                yield cast("IO[bytes]", content)
+            return
+        try:
+            file = opening.open_regular(pathlib.Path(path))
+        except FileNotFoundError as error:
+            if os.path.islink(path):  # noqa: PTH114 (no path of this module)
+                raise damage(where, "a link to nothing") from error
+            raise
+        except NotADirectoryError as error:
+            raise unlisted(self._uri, error) from error
+        except OSError as error:
+            if error.errno in _NO_REGULAR_FILE:
+                raise damage(where, error.strerror) from error
+            raise
+        with file:
+            yield file
+
+
+class Versions(Folder):
+    """The versions of one thing, in a folder that belongs to one program at a time.
+
+    See `Folder` for the arguments and errors.
+    """
+
+    def __init__(self, root_dir: object, prefix: object) -> None:
+        super().__init__(root_dir, prefix)
+        pattern = re.escape(self._prefix) + r"(0|[1-9]\d{0,18})\.zip"
+        self._name = re.compile(pattern, re.ASCII)
+
+    def find(self) -> list[int]:
+        """Return all versions in ascending order, also damaged ones.
+
+        Raises:
+            StorageError: The place cannot be listed.
+        """
+        # A listing can miss a version that is removed and the one that replaces it.
+        listed = self._list() or self._list()
+        return sorted({version for version, _, _ in listed})
 
     def removable(self) -> list[int]:
-        """Return those of `find` that `remove` would remove: they are no folders."""
+        """Return the versions that `remove` can remove. Folders are left out."""
         return sorted(
             {version for version, _, is_folder in self._list() if not is_folder}
         )
 
     def read(self, version: int) -> dict[str, Any]:
-        """Return the values of a version by name; a `SavedObject` for each object.
+        """Return the values of a version by name. Objects are `SavedObject`.
 
         Raises:
-            FileNotFoundError: there is no such version.
-            StorageError: it cannot be read now.
-            StateFormatError: another version of ray_fed wrote it.
-            SavedStateError: it is damaged, or no regular file.
+            FileNotFoundError: There is no such version.
+            StorageError: It cannot be read now.
+            StateFormatError: Another version of ray_fed wrote it.
+            SavedStateError: It is damaged, or is not a regular file.
         """
         self._system.invalidate_cache()
         where = self.where(version)
@@ -545,22 +675,27 @@ class Versions:
         telling = telling_storage(
             where, Exception, verb="read", lets_through=FileNotFoundError
         )
-        with telling, self._open(name, where) as file:
+        with telling, self.open_file(name, where) as file:
             return read_archive(file, where)
 
-    def read_latest(self) -> tuple[dict[str, Any] | None, int]:
+    def read_latest(
+        self, at_most: int = MAX_VERSION
+    ) -> tuple[dict[str, Any] | None, int]:
         """Return the latest version that is not damaged, and its number.
 
+        Args:
+            at_most: The largest version to return. Later versions are ignored.
+
         Returns:
-            (values, version); (None, 0) where there is none.
+            The pair (values, version), or (None, 0) if there is no version.
 
         Raises:
-            StateFormatError: another version of ray_fed wrote the latest.
-            StorageError: the place, or a version, cannot be read now.
-            SavedStateError: all versions are damaged.
+            StateFormatError: Another version of ray_fed wrote the latest version.
+            StorageError: The place, or a version, cannot be read now.
+            SavedStateError: All versions are damaged.
         """
         failure: errors.SavedStateError | None = None
-        for version in reversed(self.find()):
+        for version in reversed([v for v in self.find() if v <= at_most]):
             try:
                 return self.read(version), version
             except (errors.StorageError, errors.StateFormatError):
@@ -575,138 +710,69 @@ class Versions:
         return None, 0
 
     def write(self, version: int, values: Mapping[str, object]) -> None:
-        """Write a version, over a damaged one if need be.
+        """Write a version. It replaces a damaged file of the same version.
 
-        What a program that was killed left half is removed.
+        Half-written files of a killed program are removed.
 
         Raises:
-            ValueMismatchError: a value is of a kind that cannot be saved.
-            StorageError: it cannot be written.
-            SavedStateError: there is a folder of its name.
+            ValueMismatchError: A value has a type that cannot be saved.
+            StorageError: The version cannot be written.
+            SavedStateError: A folder has the name of the file.
         """
-        where = self.where(version)
-        path = f"{self._root}/{self._name_of(version)}"
-        names = self._names()  # says so where the folder is none
-        with telling_storage(where, Exception):
-            if self._renames:
-                self._replace(path, values, names)
-                return
-            with tempfile.NamedTemporaryFile() as content:
-                write_archive(content, values)
-                content.flush()
-                self._system.put_file(content.name, path)
-
-    def _replace(
-        self,
-        path: str,
-        values: Mapping[str, object],
-        names: Sequence[tuple[str, bool]],
-    ) -> None:
-        """Write an archive beside its place, then rename it."""
-        if self._system.isdir(path):
-            raise errors.SavedStateError(
-                f"Expected to save state to the file `{path}`, found a folder of that"
-                " name: move it away."
+        with telling_storage(self.where(version), Exception):
+            self.write_file(
+                self._name_of(version), lambda file: write_archive(file, values)
             )
-        self._system.makedirs(self._root, exist_ok=True)
-        for name, is_folder in names:
-            is_ours = name.startswith(f".{self._prefix}") and name.endswith(_TEMPORARY)
-            if is_ours and not is_folder:
-                self._system.rm_file(f"{self._root}/{name}")
-        folder, _, name = path.rpartition("/")
-        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}{_TEMPORARY}"
-        try:
-            with self._system.open(temporary, "wb") as file:
-                write_archive(file, values)
-                file.flush()
-                if self._is_local:
-                    os.fsync(file.fileno())
-            self._system.mv(temporary, path)
-        except BaseException:
-            with contextlib.suppress(Exception):  # it may not be there
-                self._system.rm_file(temporary)
-            raise
-        if self._is_local:
-            _sync_folder(folder)
+
+    def write_and_keep(
+        self, version: int, values: Mapping[str, object], num_to_keep: int | None
+    ) -> None:
+        """Write a version, then remove the oldest beyond a number to keep.
+
+        Args:
+            version: See `write`.
+            values: See `write`.
+            num_to_keep: The number of versions to keep. None or below 1: all.
+
+        Raises:
+            Exception: An error of `write` or `remove`.
+        """
+        self.write(version, values)
+        if num_to_keep is not None and num_to_keep > 0:
+            # The version that was just written stays, also if there are later ones.
+            before = [v for v in self.removable() if v != version]
+            self.remove(before[: max(0, len(before) + 1 - num_to_keep)])
 
     def remove(self, versions: Collection[int]) -> None:
-        """Remove versions that are no folders.
+        """Remove versions. Folders are left as they are.
 
         Raises:
-            StorageError: one cannot be removed.
+            StorageError: A version cannot be removed.
         """
+        if not versions:
+            return
         with telling_storage(self._uri, Exception, verb="remove state in"):
             for version, name, is_folder in self._list():
                 if version in versions and not is_folder:
-                    manifest = (
-                        [] if name.endswith(_ZIP) else [f"{self._prefix}{version}.json"]
-                    )
-                    for each in [*manifest, name]:
-                        with contextlib.suppress(FileNotFoundError):
-                            self._system.rm_file(f"{self._root}/{each}")
+                    self.remove_file(name)
 
     def where(self, version: int) -> str:
-        """Return the place of a version, as an error says it."""
+        """Return the place of a version, for errors."""
         return f"{self._uri}/{self._name_of(version)}"
 
     def _name_of(self, version: int) -> str:
         return f"{self._prefix}{version}{_ZIP}"
 
     def _list(self) -> list[tuple[int, str, bool]]:
-        """Return version, name, and whether it is a folder, of all that are there."""
+        """Return each version, with its name and whether it is a folder."""
         matches = [
-            (self._name.fullmatch(name), name, folder) for name, folder in self._names()
+            (self._name.fullmatch(name), name, folder)
+            for name, folder in self.list_names()
         ]
         found = [
             (int(match[1]), name, folder) for match, name, folder in matches if match
         ]
         return [each for each in found if each[0] < MAX_VERSION]
-
-    def _names(self) -> list[tuple[str, bool]]:
-        """Return the names of what is in the folder, and whether these are folders."""
-        self._system.invalidate_cache()
-        try:
-            entries = self._system.ls(self._root, detail=True)
-        except FileNotFoundError:
-            return []
-        except NotADirectoryError as error:
-            raise unlisted(self._uri, error) from error
-        except Exception:  # what fsspec raises has no base of its own
-            with telling_storage(self._uri, Exception, verb="list"):
-                raise
-        if [each["name"].rstrip("/") for each in entries] == [self._root]:
-            raise unlisted(self._uri, NotADirectoryError(errno.ENOTDIR, "it is a file"))
-        return [
-            (each["name"].rstrip("/").rpartition("/")[2], each["type"] == "directory")
-            for each in entries
-        ]
-
-    @contextlib.contextmanager
-    def _open(self, name: str, where: str) -> Generator[IO[bytes]]:
-        """Give a file that can seek."""
-        path = f"{self._root}/{name}"
-        if not self._is_local:
-            with (
-                self._system.open(path, "rb") as file,
-                tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as content,
-            ):
-                shutil.copyfileobj(file, content)
-                yield cast("IO[bytes]", content)
-            return
-        try:
-            file = opening.open_regular(pathlib.Path(path))
-        except FileNotFoundError as error:
-            if os.path.islink(path):  # noqa: PTH114 (no path of this module)
-                raise damage(where, "a link to nothing") from error
-            raise
-        except NotADirectoryError as error:
-            raise unlisted(self._uri, error) from error
-        except OSError as error:
-            if error.errno in _NO_REGULAR_FILE:
-                raise damage(where, error.strerror) from error
-            raise
-        with file:
-            yield file
 
 
 def _locate(uri: str) -> tuple[Any, str]:
@@ -746,14 +812,14 @@ def _names_a_file(path: str) -> bool:
 async def call_on_daemon(
     function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
-    """Return what a function returns that blocks; the event loop goes on meanwhile.
+    """Call a function that blocks on a thread of its own, and return its result.
 
-    The call has a thread of its own, which ends with it. Where the caller is cancelled,
-    or the process ends, nobody waits for the call: for a thread of `asyncio.to_thread`
-    the interpreter waits as it ends, so that a program whose storage hangs never would.
+    The event loop continues meanwhile. If the caller is cancelled or the process ends,
+    nothing waits for the call. `asyncio.to_thread` is not used because the interpreter
+    waits for its threads, so a program whose storage hangs would never end.
 
     Raises:
-        Exception: what the function raised.
+        Exception: The error of the function.
     """
     future: concurrent.futures.Future[_T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()

@@ -5,21 +5,23 @@
       next call takes it as it is, <------+        +-----> read by a release manager,
       from the object store                                and by nothing else
 
-A call waits for the calls whose results it takes; the program waits only where it
-reads a value.
-
-References to values that may not be there yet, and stay where they were made.
-
-Arguments of federated programs: checked at once, resolved when a call may run.
+A call waits for the calls whose results it takes. The program waits only where it
+reads a value. A reference can stand for a value that is not computed yet. Values stay
+on the workers that made them. Arguments are checked when `invoke` is called, and their
+references are resolved before the call runs.
 """
+
+# pyright: reportPrivateUsage=false
 
 import asyncio
 import concurrent.futures
 import contextlib
+import copy
 import functools
+import operator
 import threading
 import weakref
-from collections.abc import Coroutine, Iterable, Mapping, Sequence, Sized
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import Any, Self, TypeVar, cast
 
@@ -35,7 +37,7 @@ from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import function_type_of
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.installation import create_context
-from ray_fed.executors.loops import gather_by_index
+from ray_fed.executors.fan_out import gather_by_index
 from ray_fed.language import structs, type_checks
 from ray_fed.values import components, read_limits
 from ray_fed.values.client_references import ListCache
@@ -43,15 +45,22 @@ from ray_fed.values.client_references import ListCache
 _T = TypeVar("_T")
 
 
-class RayValueReference(fl.program.MaterializableValueReference):
+class RayValueReference(
+    fl.program.MaterializableValueReference, np.lib.mixins.NDArrayOperatorsMixin
+):
     """A tensor or sequence of a result, kept in the object store.
 
-    The value is freed when nothing holds its reference any more, nor a call that takes
-    it as an argument. On the local backend it is kept in this process.
+    The value is freed when no reference to it is left, and no call takes it as an
+    argument. On the local backend, the value is in this process.
+
+    A reference to a tensor can be used like an array of NumPy: in arithmetic,
+    comparisons, indexing, formatting, and as an argument of TensorFlow and Keras. Each
+    such use waits for the value and reads it. `shape` and `dtype` wait only if the type
+    does not have them. `str` returns the text of the value once it is computed.
 
     Args:
-        type_signature: of the value.
-        context: whose call makes it; reads it.
+        type_signature: The type of the value.
+        context: The context whose call computes the value. It reads the value, too.
     """
 
     def __init__(
@@ -74,13 +83,13 @@ class RayValueReference(fl.program.MaterializableValueReference):
         """Wait for the value and read it into this process.
 
         Returns:
-            A numpy scalar or array, not to be written to; bytes for strings; a list of
-            a sequence's elements.
+            For a tensor, a read-only scalar or array of NumPy, or bytes for a string.
+            For a sequence, a list of its elements.
 
         Raises:
-            ComputationError: the computation raised, or one whose result it took.
-            RetryBudgetError: workers died more often than may be.
-            ContextStateError: the context was closed.
+            ComputationError: The computation raised, or one whose result it takes.
+            RetryBudgetError: Workers died more often than the budget of retries allows.
+            ContextStateError: The context was closed.
         """
         component = (await _wait_in_loop(self._component)).result()
         value = (await _wait_in_loop(self._context.fetch(component))).result()
@@ -91,17 +100,114 @@ class RayValueReference(fl.program.MaterializableValueReference):
         dtype: np.dtype[Any] | None = None,
         copy: bool | None = None,  # noqa: FBT001 (numpy's protocol)
     ) -> NDArray[Any]:
-        """Read the value for numpy, as `get_value` does, and wait for it."""
+        """Wait for the value and read it for NumPy, as `get_value` does."""
+        return np.array(self._read(), dtype, copy=copy)
+
+    def _read(self) -> Any:
+        """Wait for the value and return it. Arrays are read-only."""
         held = self._component.result()
         value = self._context.fetch(held).result()
-        plain = plain_values.from_plain(value, self._type_signature)
-        return np.array(plain, dtype, copy=copy)
+        return _lock(plain_values.from_plain(value, self._type_signature))
+
+    def numpy(self) -> Any:
+        """Wait for the value and read it, as `get_value` does."""
+        return self._read()
+
+    @override
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
+    ) -> Any:
+        """Compute with values. Operations in place return a new array."""
+        targets: tuple[Any, ...] = options.get("out", ())
+        if any(isinstance(target, RayValueReference) for target in targets):
+            del options["out"]
+        values = [
+            value.numpy() if isinstance(value, RayValueReference) else value
+            for value in inputs
+        ]
+        return getattr(ufunc, method)(*values, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the attribute of NumPy's array with this name, such as `sum`."""
+        if name.startswith("_"):
+            raise AttributeError(f"Expected a name without `_`, found `{name}`.")
+        is_tensor = isinstance(self._type_signature, fl.TensorType)
+        if not is_tensor or not hasattr(np.ndarray, name):
+            raise AttributeError(
+                f"Expected a name of a reference to `{self._type_signature}`, found"
+                f" `{name}`."
+            )
+        return getattr(np.asarray(self), name)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the tensor."""
+        if not isinstance(self._type_signature, fl.TensorType):
+            return self.__getattr__("dtype")
+        return np.dtype(self._type_signature.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        declared = getattr(self._type_signature, "shape", None)
+        if declared is not None and None not in declared:
+            return cast("tuple[int, ...]", tuple(declared))
+        return self.__getattr__("shape")
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the tensor."""
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read()[index]
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._read())
+
+    def __bool__(self) -> bool:
+        return bool(self._read())
+
+    def __int__(self) -> int:
+        return int(self._read())
+
+    def __index__(self) -> int:
+        return operator.index(self._read())
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __complex__(self) -> complex:
+        return complex(self._read())
+
+    @override
+    def __reduce__(self) -> Any:
+        return copy.copy, (self._read(),)  # a copy, or a pickled one, is the value
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self._read(), digits)
+
+    @override
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    @override
+    def __str__(self) -> str:
+        # An error may show a reference whose call was never started: do not wait.
+        return str(self._read()) if self._component.done() else repr(self)
+
+    @override
+    def __format__(self, spec: str, /) -> str:
+        return format(self._read(), spec) if spec else str(self)
 
     async def take(self) -> Any:
-        """Wait for the value and return it as it is kept: plain or stored.
+        """Wait for the value and return it plain or stored, without reading it.
 
         Raises:
-            FailedArgument: the call failed that should have made it.
+            FailedArgument: The call failed that computes the value.
         """
         component = await _wait_in_loop(self._component)
         error = component.exception()
@@ -109,19 +215,19 @@ class RayValueReference(fl.program.MaterializableValueReference):
             raise FailedArgument(error)
         return component.result()
 
-    def deliver(self, component: Any) -> None:
-        """Take the value, as it is kept, from the call that made it."""
+    def _deliver(self, component: Any) -> None:
+        """Set the value, plain or stored, when its call has computed it."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._component.set_result(component)
 
-    def fail(self, error: BaseException) -> None:
-        """Take the failure of the call, unless there is a value."""
+    def _fail(self, error: BaseException) -> None:
+        """Set the error of the call, unless there is a value."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._component.set_exception(error)
 
-    def free(self, error: BaseException) -> None:
-        """Let go of the value; whoever asks for it, or waits for it, gets an error."""
-        self.fail(error)
+    def _free(self, error: BaseException) -> None:
+        """Free the value. Reading it, or waiting for it, then raises `error`."""
+        self._fail(error)
         if self._component.exception() is None:
             self._component = concurrent.futures.Future()
             self._component.set_exception(error)
@@ -135,7 +241,7 @@ class RayValueReference(fl.program.MaterializableValueReference):
 
 
 def _lock(value: Any) -> Any:
-    """Return an array as one that cannot be written to: others hold it too."""
+    """Return a read-only view of an array, because others use the array, too."""
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False
@@ -145,9 +251,10 @@ def _lock(value: Any) -> Any:
 async def _wait_in_loop(
     future: concurrent.futures.Future[_T],
 ) -> concurrent.futures.Future[_T]:
-    """Wait in any loop for what many may wait for, and return it done.
+    """Wait for a future in any event loop, and return it when it is done.
 
-    An interrupt ends this wait, not what the future stands for.
+    Several callers can wait for one future. An interrupt ends this wait and leaves the
+    future as it is.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -162,10 +269,10 @@ async def _wait_in_loop(
 
 
 class FailedArgument(Exception):  # noqa: N818 (the failure is the argument of it)
-    """Ends a call that takes the value of one that failed, with the error of that.
+    """Ends a call whose argument is the result of a failed call.
 
-    That error is not raised again: its frames would grow while another thread, which
-    has read the value, shows them.
+    Its argument is the error of the failed call. That error is not raised again,
+    because its traceback would grow while another thread shows it.
     """
 
 
@@ -173,13 +280,14 @@ Reference = fl.program.MaterializableValueReference
 
 
 def check(value: object, type_spec: fl.Type, label: str, lists: ListCache) -> Any:
-    """Check an argument against its type; references by theirs, without reading them.
+    """Check an argument against its type. References are not read.
 
     Returns:
-        The plain argument, with references in place of tensors and sequences.
+        The plain argument, with references as they are. It is a copy where the program
+        could change the argument.
 
     Raises:
-        ValueMismatchError: the argument is not of its type.
+        ValueMismatchError: The argument has another type.
     """
     match type_spec:
         case fl.StructType():
@@ -194,16 +302,18 @@ def check(value: object, type_spec: fl.Type, label: str, lists: ListCache) -> An
             type_checks.check_assignable(type_spec, value.type_signature, label)
             return value
         case fl.FederatedType() if type_checks.differs_by_client(type_spec):
-            return plain_values.to_plain(_to_list(value), type_spec, label, lists)
+            plain = plain_values.to_plain(_to_list(value), type_spec, label, lists)
         case _:
-            return plain_values.to_plain(value, type_spec, label)
+            plain = plain_values.to_plain(value, type_spec, label)
+    return plain_values.own(plain)  # the call may read it after it has returned
 
 
 def _to_list(value: object) -> object:
-    """Return what a data source selected as a list of what each client has.
+    """Return the clients' values that a data source selected, as a list in order.
 
-    What has no length may have no end, and what is no sequence may have no order:
-    mappings, sets, and arrays or datasets, which are values of one client.
+    Some values are returned unchanged. Arrays and datasets are values of one client.
+    Mappings and sets have no order of clients. An iterable without a length may never
+    end.
     """
     is_of_one = hasattr(value, "__array__") or plain_values.is_dataset(value)
     if is_of_one or isinstance(value, Sequence | Mapping | AbstractSet):
@@ -214,13 +324,13 @@ def _to_list(value: object) -> object:
 
 
 async def resolve(checked: Any, type_spec: fl.Type) -> Any:
-    """Return a checked argument once every reference in it has its value.
+    """Wait for all references in a checked argument, and return it with their values.
 
-    What this kind of context keeps stays where it is; any other reference is read.
+    Values of a `RayValueReference` stay where they are. Other references are read.
 
     Raises:
-        FailedArgument: a call failed that should have made one of the values.
-        Exception: what a reference of another kind raised.
+        FailedArgument: A call failed that computes one of the values.
+        Exception: The error of a reference of another kind.
     """
     held = components.split(checked, type_spec)
     types = components.component_types(type_spec)
@@ -262,20 +372,21 @@ class RayFederatedContext(fl.program.FederatedContext):
         struct, all elements named        OrderedDict
         struct, no element named          tuple
 
-    Where an argument is placed at the server, or unplaced, it may hold references, also
-    to results that are not there yet, next to plain values. Where it is placed at
-    clients, it is a list with what each client has, or what the iterator of a data
-    source selected: any object that has a length and yields what each client has, in
-    order. Where its type has functions, it has computations. Calls may come from any
-    thread, with or without a running event loop.
+    An argument that is placed at the server, or unplaced, can have references next to
+    plain values. These can be references to results that are not computed yet. An
+    argument that is placed at clients is a list of the clients' values, or the
+    selection of a data source's iterator: any object that has a length and yields the
+    clients' values in order. If the type of an argument has functions, pass
+    computations for them. Calls can come from any thread, with or without a running
+    event loop.
 
     Args:
-        context: runs the computations; not owned. None: what `create_context()` makes,
-            owned.
+        context: The context that runs the computations. The caller owns it. None: a
+            context of `create_context()`, which `close` closes.
 
     Raises:
-        ConfigError: the environment holds a setting that is not one.
-        ClusterError: there is no cluster, or it is too small.
+        ConfigError: A setting in the environment is unknown or illegal.
+        ClusterError: There is no cluster, or it is too small.
     """
 
     @tracebacks.shorten
@@ -289,24 +400,25 @@ class RayFederatedContext(fl.program.FederatedContext):
 
     @property
     def execution_context(self) -> ExecutionContext:
-        """What runs the computations: has the report, the settings, and events."""
+        """The context that runs computations. It has reports, settings and events."""
         return self._context
 
     @property
     def num_invocations(self) -> int:
-        """Calls so far, which a program saves with its state."""
+        """The number of calls so far. Save it with the state of a program."""
         return self._context.num_calls
 
     @tracebacks.shorten
     def resume_at(self, num_invocations: int) -> None:
-        """Go on with the random numbers of a program that was interrupted.
+        """Continue with the random numbers of a program that was interrupted.
 
         Args:
-            num_invocations: of that program, when it saved its state; >= 0.
+            num_invocations: The `num_invocations` that the program saved with its
+                state, >= 0.
 
         Raises:
-            CardinalityError: it is below zero.
-            ValueMismatchError: it is no whole number.
+            CardinalityError: The number is below zero.
+            ValueMismatchError: It is not a whole number.
         """
         self._context.resume_at(num_invocations)
 
@@ -315,31 +427,33 @@ class RayFederatedContext(fl.program.FederatedContext):
     def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Start a computation on its argument and return references to its result.
 
-        What goes wrong while it runs is raised by `get_value`, and passed on to the
-        results of calls that take this one's.
+        If the computation fails, `get_value` of its references raises the error. Calls
+        that take these references fail with the same error.
 
         Raises:
-            ValueError: the result type holds something else than structures, tensors,
-                sequences and values placed at the server, or a struct with only some
-                elements named.
-            TypeError: `comp` is no computation, or the argument is not of its type.
-            ContextStateError: the context was closed.
+            ValueError: The result type has other parts than structures, tensors,
+                sequences and values placed at the server, or a struct in which only
+                some elements have names.
+            TypeError: `comp` is not a computation, or the argument has another type.
+            ContextStateError: The context was closed.
         """
         _check_result(function_type_of(comp).result)
         return self._invoke(comp, arg, None)
 
     def invoke_at(self, number: int, comp: Any, arg: Any = None) -> Any:
-        """Start a computation as the call of a number, and count no call.
+        """Start a computation as the call with a number, without counting the call.
 
-        Random numbers follow that number, whatever other threads call meanwhile: a loop
-        that numbers its rounds itself draws the same ones however it is interrupted.
-        What its result has at clients is one reference, to the list of their values.
+        Random numbers depend on the number, and not on calls of other threads. So a
+        loop that numbers its own rounds draws the same random numbers after an
+        interruption. A value placed at clients is one reference in the result, to the
+        list of the clients' values.
 
         Args:
-            number: >= 0; not that of a call that runs. From 10**9 on it is made aside:
-                its report is never the context's last one.
-            comp: as for `invoke`, which also says what is raised.
-            arg: likewise.
+            number: The number of the call, >= 0. No other running call may have it. The
+                report of a call with a number of at least 10**9 is never the context's
+                last report.
+            comp: The computation, see `invoke`, which lists the errors, too.
+            arg: The argument of the computation.
         """
         return self._invoke(comp, arg, type_checks.check_count(number, "number", 0))
 
@@ -378,7 +492,7 @@ class RayFederatedContext(fl.program.FederatedContext):
 
         def deliver(held: Sequence[Any]) -> None:
             for reference, component in zip(references, held, strict=True):
-                reference.deliver(component)
+                reference._deliver(component)  # noqa: SLF001
 
         with self._lock:
             if not self._is_open:
@@ -400,14 +514,26 @@ class RayFederatedContext(fl.program.FederatedContext):
             (error,) = error.args
         if error is not None:
             for reference in references:
-                reference.fail(error)
+                reference._fail(error)  # noqa: SLF001
+
+    def read(self, values: Any) -> concurrent.futures.Future[Any]:
+        """Read references and return a future of the structure that they are in.
+
+        Args:
+            values: A structure of references and of other values, which stay as they
+                are.
+
+        Raises:
+            ContextStateError: The context was closed.
+        """
+        return self._context.submit(fl.program.materialize_value(values))
 
     @override
     def __repr__(self) -> str:
         return f"<references over {self._context!r}>"
 
     def close(self) -> None:
-        """Cancel calls that run and free all values; a second call does nothing."""
+        """Cancel running calls and free all values. A second call does nothing."""
         with self._lock:
             if not self._is_open:
                 return
@@ -416,7 +542,7 @@ class RayFederatedContext(fl.program.FederatedContext):
         for call in calls:
             call.cancel()
         for reference in references:
-            reference.free(_closed())
+            reference._free(_closed())  # noqa: SLF001
         if self._owns_context:
             self._context.close()
 

@@ -1,11 +1,10 @@
-"""`ClientDataSource`: the cohorts of a program, one a round, and where it is in them.
+"""`ClientDataSource`: the cohorts of a program, one in each round, and their position.
 
 source.iterator() --select(k)--> clients of round 0 --select(k)--> of round 1 ...
 |                                                        |
 +--<-- source.resume(saved) <--- saved with the run <----+
 """
 
-import hashlib
 import json
 from typing import Any, Self, cast
 
@@ -15,8 +14,10 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.data.client_data import ClientData
+from ray_fed.language.type_checks import is_whole
 from ray_fed.observability import reprs
-from ray_fed.program.samplers import Sampler, UniformSampler
+from ray_fed.program.descriptions import describe_part, digest
+from ray_fed.program.samplers import Sampler, UniformSampler, check_cohort
 
 _FIELDS = {"round_index", "clients", "sampler"}
 
@@ -25,13 +26,22 @@ class ClientDataSource(fl.program.FederatedDataSource):
     """Clients of `ClientData`, drawn by a sampler.
 
     Args:
-        data: to draw from.
-        sampler: draws; None: `UniformSampler(0)`.
+        data: The clients to draw from.
+        sampler: The sampler that draws the cohorts. None: `UniformSampler(0)`.
+
+    Raises:
+        ConfigError: The sampler depends on metrics of clients, or has no `sample`.
     """
 
     def __init__(self, data: ClientData, sampler: Sampler | None = None) -> None:
         self.data = data
         self.sampler = UniformSampler() if sampler is None else sampler
+        if not callable(getattr(self.sampler, "sample", None)):
+            raise errors.ConfigError(
+                "Expected a sampler with a method `sample`, found"
+                f" {errors.describe(self.sampler)}: a source does not evaluate clients."
+                " Pass an adaptive sampler to `learning.run`."
+            )
 
     @override
     def __repr__(self) -> str:
@@ -53,14 +63,15 @@ class ClientDataSource(fl.program.FederatedDataSource):
     def resume(
         self, saved: "ClientDataIterator | dict[str, Any] | bytes"
     ) -> "ClientDataIterator":
-        """Return an iterator that goes on where another one was.
+        """Return an iterator that continues at the position of another iterator.
 
         Args:
-            saved: that one, its `state`, or its bytes.
+            saved: The other iterator, its `state`, or its bytes.
 
         Raises:
-            SavedStateError: this is no state of an iterator.
-            ConfigError: it is that of other clients, or of another sampler.
+            SavedStateError: The value is not the state of an iterator.
+            ConfigError: The other iterator had other clients, clients whose rows are
+                arranged in another way, or another sampler.
         """
         if isinstance(saved, bytes):
             saved = ClientDataIterator.from_bytes(saved)
@@ -75,24 +86,24 @@ class ClientDataSource(fl.program.FederatedDataSource):
         return ClientDataIterator(self, dict(state))
 
     def _first_state(self) -> dict[str, Any]:
-        ids = hashlib.sha256(repr(self.data.ids).encode()).hexdigest()[:16]
-        drawing = hashlib.sha256(repr(self.sampler).encode()).hexdigest()[:16]
+        described = repr((self.data.ids, sorted(self.data.describe().items())))
+        drawing = json.dumps(describe_part("sampler", self.sampler))
         name = type(self.sampler).__name__
         return {
             "round_index": 0,
-            "clients": f"{len(self.data)} clients {ids}",
-            "sampler": f"{name} {drawing}",
+            "clients": f"{len(self.data)} clients {digest(described.encode())}",
+            "sampler": f"{name} {digest(drawing.encode())}",
         }
 
 
 class ClientDataIterator(fl.program.FederatedDataSourceIterator):
-    """Draws the clients of one round after another; made by a `ClientDataSource`.
+    """Draws the clients of one round after another. A `ClientDataSource` makes it.
 
-    What `from_bytes` returns has no clients: `ClientDataSource.resume` takes it.
+    An iterator of `from_bytes` has no clients. Pass it to `ClientDataSource.resume`.
 
     Args:
-        source: to draw from; None: the iterator was read from a file.
-        state: what decides where it is.
+        source: The source to draw from. None: the iterator was read from a file.
+        state: The index of the next round, and descriptions of clients and sampler.
     """
 
     def __init__(self, source: ClientDataSource | None, state: dict[str, Any]) -> None:
@@ -107,7 +118,7 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where the iterator is, as plain data; its `round_index` is the next one's."""
+        """The position, as plain data. `round_index` is the index of the next round."""
         return dict(self._state)
 
     @property
@@ -121,15 +132,18 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
         """Return the clients of the next round.
 
         Args:
-            k: how many, as the sampler takes it.
+            k: The number of clients, see `Sampler.sample`.
 
         Raises:
-            ConfigError: the sampler cannot draw so many.
-            ContextStateError: the iterator was read from a file, and not resumed.
+            ConfigError: The sampler cannot draw so many clients, draws a client twice,
+                or returns something other than indices of clients.
+            ContextStateError: The iterator was read from a file and not resumed.
         """
         source = self._opened()
         round_index = self._state["round_index"]
-        drawn = source.sampler.sample(round_index, len(source.data), k)
+        num_clients = len(source.data)
+        drawn = source.sampler.sample(round_index, num_clients, k)
+        drawn = check_cohort(source.sampler, drawn, num_clients)
         self._state = {**self._state, "round_index": round_index + 1}
         return source.data.pick(drawn)
 
@@ -143,7 +157,7 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
         """Return an iterator for `ClientDataSource.resume`.
 
         Raises:
-            SavedStateError: these are no bytes of an iterator.
+            SavedStateError: The bytes are not those of an iterator.
         """
         try:
             state = json.loads(buffer)
@@ -166,7 +180,7 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
 def _check_state(state: object) -> None:
     fits = isinstance(state, dict) and set(cast("dict[str, Any]", state)) == _FIELDS
     index = cast("dict[str, Any]", state)["round_index"] if fits else None
-    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+    if not is_whole(index) or index < 0:
         raise errors.SavedStateError(
             f"Expected the state of an iterator, with {sorted(_FIELDS)}, found"
             f" {errors.describe(state)}."

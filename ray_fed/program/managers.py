@@ -1,17 +1,17 @@
-"""Saved program state: one version after another, the last few kept."""
+"""Saved program state, of which the last versions are kept."""
 
 import os
 from typing import Any, cast
 
 import federated_language as fl
-import numpy as np
 from federated_language.program import structure_utils
 from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed.executors.loops import gather_by_index
+from ray_fed.executors.fan_out import gather_by_index
 from ray_fed.language import structs
+from ray_fed.language.type_checks import is_whole
 from ray_fed.observability import reprs
 from ray_fed.program.checkpoint_store import (
     MAX_VERSION,
@@ -24,22 +24,24 @@ from ray_fed.program.checkpoint_store import (
 
 
 class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
-    """Saves program state to a folder of this machine, or of any that fsspec knows.
+    """Saves program state to a folder of this machine, or of a store of fsspec.
 
-    A version appears complete or not at all, with a checksum of each value, and is read
-    without pickle. References are read into this process when they are saved, and only
-    then. A folder belongs to one program at a time.
+    A version is complete or absent. It has a checksum of each value and is read without
+    pickle. References are read into this process when they are saved. A folder belongs
+    to one program at a time.
 
     Args:
-        root_dir: the folder, as a path, where `~` is the user's home, or as a URI such
-            as `s3://bucket/runs/a`; made when it is first needed, but never a bucket.
-        prefix: of file names.
-        keep_total: versions to keep, the latest ones; 0 or less keeps all.
+        root_dir: The folder, as a path, where `~` is the user's home, or as a URI such
+            as `s3://bucket/runs/a`. The folder is made by the first save. A bucket must
+            exist.
+        prefix: The beginning of the names of files.
+        keep_total: The number of versions to keep. The latest ones are kept. 0 or less
+            keeps all.
 
     Raises:
         UnsupportedError: `root_dir` is neither a path nor a URI that fsspec can use
-            here, or `prefix` no beginning of a name.
-        ValueMismatchError: `keep_total` is no whole number.
+            here, or names of files cannot begin with `prefix`.
+        ValueMismatchError: `keep_total` is not a whole number.
         StorageError: `root_dir` names an archive that cannot be opened.
     """
 
@@ -63,7 +65,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
     @override
     @tracebacks.shorten
     async def get_versions(self) -> list[int] | None:
-        """Return the saved versions, ascending; None if there is none."""
+        """Return the saved versions in ascending order, or None without a version."""
         return await call_on_daemon(self._versions.find) or None
 
     @override
@@ -72,18 +74,19 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         """Return the state of a version.
 
         Args:
-            version: that was saved.
-            structure: of that state, such as `initialize` returns: its containers are
-                filled, its `fl.Serializable` objects say what class to restore. Other
-                leaves are not looked at.
+            version: The saved version, >= 0.
+            structure: A state with the same structure, such as the result of
+                `initialize`. Its containers are filled with the saved values. Its
+                `fl.Serializable` objects have the classes to restore. Other leaves are
+                ignored.
 
         Raises:
-            ProgramStateNotFoundError: there is no such version.
-            StateFormatError: another version of ray_fed wrote it.
-            StorageError: it cannot be read now.
-            SavedStateError: its file is damaged, or is no regular file.
-            UnsupportedError: no version can be that.
-            ValueMismatchError: what was saved has another structure.
+            ProgramStateNotFoundError: There is no such version.
+            StateFormatError: Another version of ray_fed wrote it.
+            StorageError: It cannot be read now.
+            SavedStateError: Its file is damaged, or is not a regular file.
+            UnsupportedError: `version` is not a whole number from 0 to 2**63 - 1.
+            ValueMismatchError: The saved state has another structure.
         """
         version = _check_version(version)
         try:
@@ -92,60 +95,57 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
             raise
         except FileNotFoundError as error:
             raise fl.program.ProgramStateNotFoundError(version) from error
-        return _restore(saved, structure, self._versions.where(version))
+        return restore_state(saved, structure, self._versions.where(version))
 
     @override
     @tracebacks.shorten
     async def load_latest(self, structure: Any) -> tuple[Any, int]:
         """Return the latest state that is not damaged, and its version.
 
-        A version whose file is damaged, or is no regular file, is passed over with a
-        warning, for the one before. What cannot be read now is no damage.
+        A version whose file is damaged, or is not a regular file, is skipped with a
+        warning. A file that cannot be read now does not count as damaged.
 
         Returns:
-            (state, version); (None, 0) where nothing was saved.
+            The pair (state, version), or (None, 0) if nothing was saved.
 
         Raises:
-            StateFormatError: another version of ray_fed wrote the latest.
-            StorageError: the folder, or a version, cannot be read now.
-            SavedStateError: all versions are damaged.
-            ValueMismatchError: what was saved has another structure.
+            StateFormatError: Another version of ray_fed wrote the latest version.
+            StorageError: The folder, or a version, cannot be read now.
+            SavedStateError: All versions are damaged.
+            ValueMismatchError: The saved state has another structure.
         """
         saved, version = await call_on_daemon(self._versions.read_latest)
         if saved is None:
             return None, 0
-        return _restore(saved, structure, self._versions.where(version)), version
+        return restore_state(saved, structure, self._versions.where(version)), version
 
     @override
     @tracebacks.shorten
     async def save(self, program_state: Any, version: int) -> None:
-        """Save a state, then remove versions beyond those to keep.
+        """Save a state, then remove the oldest versions beyond `keep_total`.
 
         Args:
-            program_state: a structure of references and of values that
+            program_state: A structure of references and of values that
                 `checkpoint_store.Encoder` describes.
-            version: strictly increasing, >= 0.
+            version: The version, >= 0 and larger than all before.
 
         Raises:
-            ProgramStateExistsError: the version is there, and not damaged.
-            StorageError: it cannot be written: no room, no right, no such bucket.
-            ValueMismatchError: a value is of a kind that cannot be saved.
-            Exception: the failure of a call that should have made one of the values.
+            ProgramStateExistsError: The version exists and is not damaged.
+            StorageError: The version cannot be written, for example because the disk
+                is full, a permission is missing, or there is no such bucket.
+            ValueMismatchError: A value has a type that cannot be saved.
+            Exception: The error of a call that computes one of the values.
         """
         version = _check_version(version)
         if await call_on_daemon(self._is_whole, version):
             path = self._versions.where(version)
             raise fl.program.ProgramStateExistsError(version=version, path=path)
-        named = _flatten(program_state)
-        materialised = await gather_by_index(_read(value) for _, value in named)
-        names = [name for name, _ in named]
-        if len(set(names)) < len(names):
-            raise errors.ValueMismatchError(
-                "Expected values with a name each to save, found two of one name in"
-                f" {structs.show(names)}: `/` parts the names of keys, leave it out."
-            )
-        content = dict(zip(names, materialised, strict=True))
-        await call_on_daemon(self._write, version, content)
+        named = name_values(program_state)
+        values = await gather_by_index(map(_read, named.values()))
+        content = dict(zip(named, values, strict=True))
+        await call_on_daemon(
+            self._versions.write_and_keep, version, content, self._keep_total
+        )
 
     @tracebacks.shorten
     async def remove_all(self) -> None:
@@ -153,27 +153,20 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         versions = await call_on_daemon(self._versions.find)
         await call_on_daemon(self._versions.remove, versions)
 
-    def _write(self, version: int, content: dict[str, Any]) -> None:
-        self._versions.write(version, content)
-        if self._keep_total > 0:
-            # What was just written stays, also where later versions lie about.
-            before = [v for v in self._versions.removable() if v != version]
-            self._versions.remove(before[: max(0, len(before) + 1 - self._keep_total)])
-
     def _is_whole(self, version: int) -> bool:
         try:
             self._versions.read(version)
         except errors.StorageError:
             raise
         except errors.StateFormatError:
-            return True  # for the version of ray_fed that wrote it
+            return True  # the version of ray_fed that wrote it can read it
         except (FileNotFoundError, errors.SavedStateError):
             return False
         return True
 
 
 def _check_keep_total(keep_total: object) -> int:
-    if isinstance(keep_total, bool) or not isinstance(keep_total, int | np.integer):
+    if not is_whole(keep_total):
         raise errors.ValueMismatchError(
             "Expected a whole number of versions to keep as `keep_total`, found"
             f" {structs.show(keep_total)}: 0 keeps all."
@@ -182,20 +175,36 @@ def _check_keep_total(keep_total: object) -> int:
 
 
 def _check_version(version: object) -> int:
-    is_whole = isinstance(version, int | np.integer) and type(version) is not bool
-    if not is_whole or not 0 <= int(cast("Any", version)) < MAX_VERSION:
+    if not is_whole(version) or not 0 <= version < MAX_VERSION:
         raise errors.UnsupportedError(
             f"Expected a whole number as a version, of at least 0 and below 2**63,"
             f" found {structs.show(version)}."
         )
-    return int(cast("Any", version))
+    return int(version)
 
 
-def _flatten(structure: Any) -> list[tuple[str, Any]]:
+def name_values(structure: Any) -> dict[str, Any]:
+    """Return the leaves of a structure by name, to be saved.
+
+    Raises:
+        ValueMismatchError: The structure has an unsupported type or no order of keys,
+            or two leaves have the same name.
+    """
+    named = flatten_state(structure)
+    if len({name for name, _ in named}) < len(named):
+        raise errors.ValueMismatchError(
+            "Expected values with a name each to save, found two of one name in"
+            f" {structs.show([name for name, _ in named])}: `/` parts the names of"
+            " keys, leave it out."
+        )
+    return dict(named)
+
+
+def flatten_state(structure: Any) -> list[tuple[str, Any]]:
     """Return the leaves of a structure, each with its name.
 
     Raises:
-        ValueMismatchError: it cannot be taken apart.
+        ValueMismatchError: The structure has an unsupported type, or no order of keys.
     """
     try:
         return structure_utils.flatten_with_name(structure)
@@ -212,8 +221,18 @@ async def _read(value: Any) -> Any:
     return value
 
 
-def _restore(saved: dict[str, Any], structure: Any, where: str) -> Any:
-    named = _flatten(structure)
+def restore_state(saved: dict[str, Any], structure: Any, where: str) -> Any:
+    """Return values that were saved by name, in the containers of a structure.
+
+    Args:
+        saved: The values that `name_values` returned.
+        structure: A state with the same structure, see `FileProgramStateManager.load`.
+        where: The place of the values, for errors.
+
+    Raises:
+        ValueMismatchError: The saved state has another structure.
+    """
+    named = flatten_state(structure)
     names = [name for name, _ in named]
     if set(names) != set(saved):
         raise errors.ValueMismatchError(

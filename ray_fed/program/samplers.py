@@ -1,12 +1,17 @@
-"""Samplers: who takes part in a round, by a seed and the round alone.
+"""Samplers choose the clients of each round.
 
-    UniformSampler        as many clients as asked for, none twice
-    PoissonSampler        each client by itself with one probability; sizes vary
-    WeightedSampler       as many as asked for, none twice, the heavier more often
-    AvailabilitySampler   as many as asked for of those that are there in an hour
+    UniformSampler        `k` different clients, all equally likely
+    PoissonSampler        each client independently with one probability; sizes vary
+    WeightedSampler       `k` different clients, those with larger weights more often
+    AvailabilitySampler   `k` of the clients that are available in an hour
 
-A sampler has no state: what it draws depends on its fields, the number of clients and
-the round, so that a run that is resumed meets the clients that it would have met.
+    PowerOfChoiceSampler  the clients with the largest losses of some candidates
+    OortSampler           clients whose losses were large, and clients not seen so far
+
+A sampler has no state. Its cohorts depend only on its fields, the number of clients and
+the round, so a resumed run has the same cohorts. The last two are adaptive: they depend
+on metrics of clients, too. `learning.run` evaluates
+these clients before the round, and keeps the metrics in the records of the run.
 
 Sources:
     Pavlos S. Efraimidis, Paul G. Spirakis: Weighted random sampling with a reservoir.
@@ -16,19 +21,28 @@ Sources:
     Martin Abadi, Andy Chu, Ian Goodfellow, H. Brendan McMahan, Ilya Mironov, Kunal
     Talwar, Li Zhang: Deep Learning with Differential Privacy. CCS 2016,
     https://arxiv.org/abs/1607.00133, Section 3.1 (lots drawn by independent picks).
+
+    Yae Jee Cho, Jianyu Wang, Gauri Joshi: Towards Understanding Biased Client Selection
+    in Federated Learning. AISTATS 2022, https://arxiv.org/abs/2010.01243 (power of
+    choice).
+
+    Fan Lai, Xiangfeng Zhu, Harsha V. Madhyastha, Mosharaf Chowdhury: Oort: Efficient
+    Federated Learning via Guided Participant Selection. OSDI 2021,
+    https://arxiv.org/abs/2010.06081, Algorithm 1.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Protocol
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed.data.arguments import check_number
+from ray_fed.language.type_checks import read_whole
 
 
 class Sampler(Protocol):
@@ -38,9 +52,88 @@ class Sampler(Protocol):
         """Return the indices of a round's clients, ascending.
 
         Args:
-            round_index: >= 0.
-            num_clients: to draw from.
-            k: how many to draw, where the sampler leaves that open; None: it says so.
+            round_index: The number of rounds before this one, >= 0.
+            num_clients: The number of clients to draw from.
+            k: The number of clients to draw. None: the sampler decides.
+        """
+        ...
+
+
+def check_cohort(sampler: object, drawn: object, num_clients: int) -> list[int]:
+    """Return indices that a sampler drew, in its order.
+
+    Raises:
+        ConfigError: The sampler drew something else, or a client twice.
+    """
+    try:
+        found = list(cast("Iterable[Any]", drawn))
+        cohort = [operator.index(client) for client in found]
+        if any(_is_bool(client) for client in found):
+            cohort = [-1]  # A mask: Python takes True for 1.
+    except (TypeError, AttributeError):  # TensorFlow's booleans raise the second
+        cohort = [-1]
+    are_known = all(0 <= client < num_clients for client in cohort)
+    if not are_known or len({*cohort}) < len(cohort):
+        raise errors.ConfigError(
+            f"Expected indices of clients, from 0 to {num_clients - 1} and none twice,"
+            f" of the sampler `{sampler}`, found {errors.describe(drawn)}."
+        )
+    return cohort
+
+
+def _is_bool(client: object) -> bool:
+    dtype = getattr(client, "dtype", None)
+    return isinstance(client, bool) or getattr(dtype, "kind", None) == "b"
+
+
+class ClientMetrics(NamedTuple):
+    """The metrics that a client had when it was evaluated last.
+
+    Attributes:
+        round_index: The round before which the client was evaluated, with the weights
+            that this round began with.
+        metrics: Numbers by name, such as `loss` and `num_examples`. The loss of a
+            client without examples is NaN.
+    """
+
+    round_index: int
+    metrics: Mapping[str, float]
+
+
+class AdaptiveSampler(Protocol):
+    """Draws clients of a round by metrics of clients.
+
+    Before each round, `learning.run` evaluates the proposed clients with the server's
+    weights, and asks which clients take part.
+    """
+
+    def propose(
+        self,
+        round_index: int,
+        num_clients: int,
+        k: int | None,
+        seen: Mapping[int, ClientMetrics],
+    ) -> list[int]:
+        """Return the indices of the clients to evaluate before the round.
+
+        Args:
+            round_index: The number of rounds before this one, >= 0.
+            num_clients: The number of clients to draw from.
+            k: The number of clients to draw, or None if no number was asked for.
+            seen: The last metrics of all clients that were evaluated before earlier
+                rounds, by index.
+        """
+        ...
+
+    def choose(
+        self, round_index: int, k: int | None, candidates: Mapping[int, ClientMetrics]
+    ) -> list[int]:
+        """Return the indices of the round's clients, ascending.
+
+        Args:
+            round_index: The number of rounds before this one, >= 0.
+            k: The number of clients to draw, or None if no number was asked for.
+            candidates: The metrics of the proposed clients, by index.
         """
         ...
 
@@ -62,26 +155,26 @@ def _check_size(k: int | None, num_clients: int, among: str) -> int:
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class UniformSampler:
-    """Draws `k` clients, each set of them equally likely; all where `k` is None.
+    """Draws `k` clients. Each set of `k` clients is equally likely. None: all clients.
 
     Attributes:
-        seed: >= 0.
+        seed: The seed of the cohorts, >= 0.
 
     Raises:
-        ConfigError: the seed is no whole number, or negative.
+        ConfigError: The seed is not a whole number of at least 0.
     """
 
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_number(self.seed, "seed")
+        read_whole("seed", self.seed, 0)
 
     @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
         """Draw clients: see `Sampler`.
 
         Raises:
-            ConfigError: there are fewer than `k`.
+            ConfigError: There are fewer clients than `k`.
         """
         size = _check_size(k, num_clients, "clients")
         generator = _generator(self.seed, round_index)
@@ -91,24 +184,24 @@ class UniformSampler:
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class PoissonSampler:
-    """Draws each client by itself with one probability, as privacy accountants assume.
+    """Draws each client independently with one probability, as accountants assume.
 
-    The number of clients of a round is binomial; a round may have none.
+    The number of clients in a round is binomial, and a round may have no clients.
 
     Attributes:
-        rate: the probability, above 0 and at most 1; None: `k` over the number of
-            clients, so that `k` are drawn on average.
-        seed: >= 0.
+        rate: The probability, above 0 and at most 1. None: `k` divided by the number of
+            clients, so that a round has `k` clients on average.
+        seed: The seed of the cohorts, >= 0.
 
     Raises:
-        ConfigError: a field is out of its range.
+        ConfigError: A field is out of its range.
     """
 
     rate: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_number(self.seed, "seed")
+        read_whole("seed", self.seed, 0)
         if self.rate is not None and not 0 < self.rate <= 1:
             raise errors.ConfigError(
                 f"Expected `rate` above 0 and at most 1, found {self.rate}."
@@ -119,7 +212,7 @@ class PoissonSampler:
         """Draw clients: see `Sampler`.
 
         Raises:
-            ConfigError: there is neither `rate` nor `k`, or there are both.
+            ConfigError: Both `rate` and `k` are set, or neither is.
         """
         if (self.rate is None) == (k is None):
             raise errors.ConfigError(
@@ -137,12 +230,13 @@ class WeightedSampler:
     """Draws `k` clients one after another, each time in proportion to their weights.
 
     Attributes:
-        weights: one for each client, at least 0; those of 0 are never drawn. For
-            example `data.weights`, the numbers of rows where these are known.
-        seed: >= 0.
+        weights: One weight for each client, >= 0, in the order of clients. A client of
+            weight 0 is never drawn. `data.weights` has the numbers of rows, if these
+            are known.
+        seed: The seed of the cohorts, >= 0.
 
     Raises:
-        ConfigError: a field is out of its range.
+        ConfigError: A field is out of its range.
     """
 
     weights: tuple[float, ...]
@@ -163,15 +257,15 @@ class WeightedSampler:
             )
         object.__setattr__(self, "weights", found)
         object.__setattr__(self, "seed", seed)
-        check_number(seed, "seed")
+        read_whole("seed", seed, 0)
 
     @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
         """Draw clients: see `Sampler`.
 
         Raises:
-            ConfigError: there are fewer than `k` of a weight above 0, or another number
-                of clients than of weights.
+            ConfigError: Fewer than `k` clients have a weight above 0, or the number of
+                weights is not the number of clients.
         """
         if len(self.weights) != num_clients:
             raise errors.ConfigError(
@@ -182,27 +276,29 @@ class WeightedSampler:
         eligible = np.flatnonzero(weights)
         size = _check_size(k, len(eligible), "clients of a weight above 0")
         uniform = 1 - _generator(self.seed, round_index).random(num_clients)
-        keys = np.log(uniform[eligible]) / weights[eligible]  # of u^(1/w), no underflow
-        return sorted(eligible[np.argsort(-keys, kind="stable")[:size]].tolist())
+        return sorted(
+            _draw_in_proportion(uniform[eligible], eligible, weights[eligible], size)
+        )
 
 
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class AvailabilitySampler:
-    """Draws `k` clients among those that are there in the hour of the round.
+    """Draws `k` of the clients that are available in the hour of the round.
 
-    Fewer are drawn where fewer are there. A table of the hours of devices is such as
-    https://arxiv.org/abs/2006.08848 (Yang et al.: Characterizing Impacts of
-    Heterogeneity in Federated Learning upon Large-Scale Smartphone Data, 2021) has.
+    If fewer clients are available, all of these are drawn. Yang et al., 2021
+    (Characterizing Impacts of Heterogeneity in Federated Learning upon Large-Scale
+    Smartphone Data, https://arxiv.org/abs/2006.08848) measured the hours of devices.
 
     Attributes:
-        hours: for each client the hours in which it is there, from 0 on; a round takes
-            one hour, and after `period` hours they begin anew.
-        period: hours, >= 1; 24: a day, 168: a week.
-        seed: >= 0.
+        hours: For each client, in order, the hours in which it is available, from 0 to
+            `period` - 1. A round takes one hour.
+        period: The number of hours after which `hours` repeat, >= 1. 24: a day, 168: a
+            week.
+        seed: The seed of the cohorts, >= 0.
 
     Raises:
-        ConfigError: a field is out of its range.
+        ConfigError: A field is out of its range.
     """
 
     hours: tuple[frozenset[int], ...]
@@ -221,8 +317,8 @@ class AvailabilitySampler:
             ) from None
         object.__setattr__(self, "period", period)
         object.__setattr__(self, "seed", seed)
-        check_number(seed, "seed")
-        check_number(period, "period", 1)
+        read_whole("seed", seed, 0)
+        read_whole("period", period, 1)
         others = {hour for given in self.hours for hour in given} - {*range(period)}
         if others:
             raise errors.ConfigError(
@@ -234,7 +330,7 @@ class AvailabilitySampler:
         """Draw clients: see `Sampler`.
 
         Raises:
-            ConfigError: there is another number of clients than of rows of hours.
+            ConfigError: `hours` has another number of clients.
         """
         if len(self.hours) != num_clients:
             raise errors.ConfigError(
@@ -246,3 +342,206 @@ class AvailabilitySampler:
         size = len(there) if k is None else min(k, len(there))
         generator = _generator(self.seed, round_index)
         return sorted(generator.choice(there, size, replace=False).tolist())
+
+
+def _read_size(k: int | None, most: int, among: str) -> int:
+    if k is None:
+        raise errors.ConfigError(
+            "Expected a number of clients for a sampler that chooses them by their"
+            " losses, found None: pass `cohort_size`."
+        )
+    return _check_size(k, most, among)
+
+
+def _read_metric(client: int, found: ClientMetrics, name: str) -> float:
+    if name not in found.metrics:
+        raise errors.ConfigError(
+            f"Expected one of the metrics {list(found.metrics)} of the client at index"
+            f" {client} as `metric` of the sampler, found `{name}`."
+        )
+    return found.metrics[name]
+
+
+@tracebacks.shorten_init
+@dataclasses.dataclass(frozen=True)
+class PowerOfChoiceSampler:
+    """Draws the `k` clients with the largest losses of `num_candidates` candidates.
+
+    Candidates are drawn anew for each round and evaluated with the server's weights.
+    This is pi_pow-d of Cho et al. Clients without examples come last, and of equal
+    losses, the first client's counts.
+
+    Attributes:
+        num_candidates: The number of candidates, d of the paper, >= `k`. If it is `k`,
+            all candidates take part.
+        weights: One for each client, as for `WeightedSampler`, which draws the
+            candidates; the paper uses the clients' shares of the data. None: each set
+            of candidates is equally likely.
+        seed: The seed of the candidates, >= 0.
+        metric: The name of the metric to choose by. Clients with larger values come
+            first.
+
+    Raises:
+        ConfigError: A field is out of its range.
+    """
+
+    num_candidates: int
+    weights: tuple[float, ...] | None = None
+    seed: int = 0
+    metric: str = "loss"
+
+    def __post_init__(self) -> None:
+        read_whole("num_candidates", self.num_candidates, 1)
+        if self.weights is not None:
+            weights = WeightedSampler(self.weights, self.seed).weights
+            object.__setattr__(self, "weights", weights)
+        read_whole("seed", self.seed, 0)
+
+    @tracebacks.shorten
+    def propose(
+        self,
+        round_index: int,
+        num_clients: int,
+        k: int | None,
+        seen: Mapping[int, ClientMetrics],
+    ) -> list[int]:
+        """Draw candidates: see `AdaptiveSampler`.
+
+        Raises:
+            ConfigError: There are fewer clients than candidates, fewer candidates than
+                `k`, or no `k`.
+        """
+        del seen
+        _read_size(k, self.num_candidates, "candidates of the sampler")
+        sampler = (
+            UniformSampler(self.seed)
+            if self.weights is None
+            else WeightedSampler(self.weights, self.seed)
+        )
+        return sampler.sample(round_index, num_clients, self.num_candidates)
+
+    @tracebacks.shorten
+    def choose(
+        self, round_index: int, k: int | None, candidates: Mapping[int, ClientMetrics]
+    ) -> list[int]:
+        """Choose clients: see `AdaptiveSampler`.
+
+        Raises:
+            ConfigError: Clients have no such metric.
+        """
+        del round_index
+        losses = {c: _read_metric(c, m, self.metric) for c, m in candidates.items()}
+        order = sorted(losses, key=lambda c: (math.isnan(losses[c]), -losses[c], c))
+        return sorted(order[: _read_size(k, len(order), "candidates")])
+
+
+@tracebacks.shorten_init
+@dataclasses.dataclass(frozen=True)
+class OortSampler:
+    """Draws `k` clients: some whose losses were large, and some that were not seen.
+
+    In round R, counted from 1, the utility of a client that was drawn last in round L,
+    with n examples and the loss f, is
+
+        n f + sqrt(0.1 log(R) / L)
+
+    where n f is at most its 95th percentile over clients. Of the clients with at least
+    95 % of the smallest utility among the best ones, some are drawn in proportion to
+    their utilities. The share of clients that were not seen so far is `exploration` in
+    the first round, and falls by the factor `decay` in each round to
+    `least_exploration`.
+
+    This is Algorithm 1 of Lai et al. with two differences. All clients are equally
+    fast. And f is the mean loss of a client's examples, where the paper has the root of
+    their mean square: a client's metrics do not have that.
+
+    Attributes:
+        exploration: The share of new clients in the first round, epsilon of the paper,
+            0 to 1.
+        decay: The factor of epsilon in each round, 0 to 1.
+        least_exploration: The least epsilon, 0 to 1.
+        seed: The seed of all draws, >= 0.
+        metric: The name of the metric that is f.
+
+    Raises:
+        ConfigError: A field is out of its range.
+    """
+
+    exploration: float = 0.9
+    decay: float = 0.98
+    least_exploration: float = 0.2
+    seed: int = 0
+    metric: str = "loss"
+
+    def __post_init__(self) -> None:
+        read_whole("seed", self.seed, 0)
+        for name in ("exploration", "decay", "least_exploration"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise errors.ConfigError(
+                    f"Expected `{name}` from 0 to 1, found {getattr(self, name)}."
+                )
+
+    @tracebacks.shorten
+    def propose(
+        self,
+        round_index: int,
+        num_clients: int,
+        k: int | None,
+        seen: Mapping[int, ClientMetrics],
+    ) -> list[int]:
+        """Draw clients: see `AdaptiveSampler`.
+
+        Raises:
+            ConfigError: There are fewer clients than `k`, there is no `k`, or clients
+                have no such metric.
+        """
+        size = _read_size(k, num_clients, "clients")
+        generator = _generator(self.seed, round_index)
+        known = [client for client in range(num_clients) if client in seen]
+        new = [client for client in range(num_clients) if client not in seen]
+        share = max(self.least_exploration, self.exploration * self.decay**round_index)
+        num_known = min(len(known), size - min(len(new), round(share * size)))
+        drawn = generator.choice(new, size - num_known, replace=False).tolist()
+        if num_known:
+            utilities = self._find_utilities(round_index, known, seen)
+            cutoff = 0.95 * np.sort(utilities)[-num_known]
+            pool = np.flatnonzero(utilities >= cutoff)
+            uniform = 1 - generator.random(len(pool))
+            drawn += _draw_in_proportion(
+                uniform, np.array(known)[pool], utilities[pool], num_known
+            )
+        return sorted(drawn)
+
+    def _find_utilities(
+        self, round_index: int, clients: list[int], seen: Mapping[int, ClientMetrics]
+    ) -> NDArray[np.float64]:
+        losses = np.array([_read_metric(c, seen[c], self.metric) for c in clients])
+        counts = np.array([_read_metric(c, seen[c], "num_examples") for c in clients])
+        gains = np.nan_to_num(counts * losses, nan=0.0)  # without examples
+        gains = np.minimum(gains, np.percentile(gains, 95))
+        last = np.array([seen[client].round_index + 1 for client in clients])
+        return gains + np.sqrt(0.1 * np.log(round_index + 1) / last)
+
+    @tracebacks.shorten
+    def choose(
+        self, round_index: int, k: int | None, candidates: Mapping[int, ClientMetrics]
+    ) -> list[int]:
+        """Return all candidates: see `AdaptiveSampler`."""
+        del round_index, k
+        return sorted(candidates)
+
+
+def _draw_in_proportion(
+    uniform: NDArray[np.float64],
+    clients: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    size: int,
+) -> list[int]:
+    """Draw clients one after another, each time in proportion to their weights.
+
+    `uniform` has a number from above 0 to 1 for each client. Clients of weight 0 come
+    last.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        keys = np.log(uniform) / weights  # of u^(1/w), without underflow
+    return clients[np.argsort(-keys, kind="stable")[:size]].tolist()

@@ -1,1 +1,1 @@
-"""One call becomes plans: cut, run in subrounds, merged, finished."""
+"""The course of one call: cut the cohort, run subrounds, merge, and finish."""

@@ -1,10 +1,10 @@
-"""How a round is cut by clients, and what one call has so far.
+"""The division of a cohort into leaves and subrounds, and the state of one call.
 
-    CohortCut     the leaves of a cohort, and the runs of leaves that are subrounds
-    RoundPolicy   how calls are cut and carried: what a context decides once
-    RoundState    one call: its argument by runs, what was merged, what is kept
+    CohortCut     the leaves of a cohort, and the leaves of each subround
+    RoundPolicy   the settings by which a context cuts and runs its calls
+    RoundState    one call: the argument of each subround, merged and kept values
 
-All cuts are by index, and nothing is copied.
+Clients and leaves are cut by index. Client values are not copied.
 """
 
 import dataclasses
@@ -19,34 +19,35 @@ from numpy.typing import NDArray
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 from ray_fed.compiler.form import KeepingStage
-from ray_fed.language import blocks, type_checks
+from ray_fed.language import blocks, trees, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.observability import events
 from ray_fed.plan import merge_tree, outcomes
 from ray_fed.plan.diagnostics import Note
 from ray_fed.values import components, stored
-from ray_fed.values.client_references import ClientRun
+from ray_fed.values.client_references import ClientRun, check_pairs
 from ray_fed.values.stored import ArgumentPart, ClientValues, Stored, StoredClients
 
 _BASE_WEIGHT = 10
-"""What a client costs beside its rows: about so many rows of a small model."""
+"""Fixed cost of a client, in rows of a small model. The rows are added to it."""
 
 
 _SUBROUND_S = 0.01
-"""Seconds of work that a subround is to have at least, where nobody says how many."""
+"""Minimum seconds of work in a subround if the number of subrounds is not set."""
 
 
 def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
-    """Return the size of the cohort that an argument brings.
+    """Return the number of clients in an argument.
 
     Args:
-        arg: of `type_spec`.
-        type_spec: None for a computation without an argument.
-        default: for an argument without client values.
+        arg: The argument, a plain value of `type_spec`.
+        type_spec: Type of the argument, or None for a computation without an argument.
+        default: Number of clients if no value in the argument is placed at clients.
 
     Raises:
-        CardinalityError: client values in the argument differ in number.
-        ValueMismatchError: a value for clients is no sequence.
+        CardinalityError: Values placed at clients have different numbers of clients.
+        ValueMismatchError: A value at clients is not a sequence, or two values have
+            different clients at one index.
     """
     if type_spec is None:
         return default
@@ -58,22 +59,23 @@ def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
     if len({count for _, count in counts}) > 1:
         described = ", ".join(f"{count} for `{t}`" for t, count in counts)
         raise errors.CardinalityError(
-            "Expected as many values in every argument placed at clients, found"
-            f" {described}: pass one value a client."
+            "Expected the same number of values in every argument placed at clients,"
+            f" found {described}: pass one value for each client."
         )
+    check_pairs(arg, type_spec)
     return counts[0][1] if counts else default
 
 
 def weigh_clients(arg: Plain, type_spec: fl.Type | None) -> NDArray[np.float64] | None:
-    """Return what each client's work will cost, as far as its data tell.
+    """Estimate the cost of each client's work from the number of its rows.
 
     Args:
-        arg: of `type_spec`.
-        type_spec: None for a computation without an argument.
+        arg: The argument, a plain value of `type_spec`.
+        type_spec: Type of the argument, or None for a computation without an argument.
 
     Returns:
-        In client order: rows of the client's sequences, and a base cost. None where no
-        sequence is placed at clients, or its size is not known here.
+        Costs in client order, f64[clients]: a base cost plus the rows of the client's
+        sequences. None without sequences, or if the rows of any client are unknown.
     """
     rows: list[NDArray[np.float64]] = []  # NaN where it is not known
     if type_spec is None:
@@ -87,20 +89,21 @@ def weigh_clients(arg: Plain, type_spec: fl.Type | None) -> NDArray[np.float64] 
             rows.append(np.array(list(map(stored.count_rows, part)), np.float64))
     known = [counts for counts in rows if not np.isnan(counts).all()]
     if not known or any(np.isnan(counts).any() for counts in known):
-        return None  # some clients' data are in files, say
+        return None  # for example, the data of some clients are in files
     return _BASE_WEIGHT + np.sum(known, axis=0)
 
 
 def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
-    """Cut items into at most `num_runs` contiguous runs of about equal weight.
+    """Cut items into at most `num_runs` contiguous ranges of similar weight.
 
     Args:
-        weights: of each item, > 0.
-        num_runs: >= 1.
+        weights: Weight of each item, > 0.
+        num_runs: Maximum number of ranges, >= 1.
 
     Returns:
-        Runs in order, none of them empty; as many as there are items, if those are
-        fewer. A run ends at the item whose end is nearest to its share of the sum.
+        Non-empty ranges, in order. There are `num_runs` of them, or one for each item
+        if there are fewer items. A range ends at the item whose cumulative weight is
+        nearest to an equal share of the sum.
     """
     num_runs = min(num_runs, len(weights))
     ends = np.cumsum(weights)
@@ -117,12 +120,7 @@ def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
 
 
 def drop_clients(clients: ClientValues, dropped: Sequence[int]) -> ClientValues:
-    """Return the values of some clients without the values of dropped clients.
-
-    Args:
-        clients: their values, in order.
-        dropped: positions of the dropped clients, in order.
-    """
+    """Return values of neighboring clients without those at the dropped positions."""
     if not dropped:
         return clients
     if isinstance(clients, ClientRun):
@@ -131,41 +129,40 @@ def drop_clients(clients: ClientValues, dropped: Sequence[int]) -> ClientValues:
 
 
 def without_clients(arg: Plain, type_spec: fl.Type) -> Plain:
-    """Return an argument with stand-ins of the same length for values of clients."""
+    """Replace the client values of an argument by stand-ins of the same length."""
     parts = (
         stored.StoredClients(None, 0, len(part))
         if type_checks.differs_by_client(part_type)
         else part
         for part_type, part in stored.placed_parts(arg, type_spec)
     )
-    return stored.join_placed(parts, type_spec)
+    return trees.nest(parts, type_spec, trees.is_unstructured)
 
 
 def join_parts(
     at_server: Iterator[Plain], at_clients: Iterator[Plain], type_spec: fl.Type
 ) -> Plain:
-    """Return a result of its parts; see `compiler.form.ResultParts`.
+    """Build a result from its separate parts, see `compiler.form.ResultParts`.
 
     Args:
-        at_server: the parts that do not differ by client, in order.
-        at_clients: the parts that do.
-        type_spec: of the result.
+        at_server: The parts that do not differ by client, in order.
+        at_clients: The parts that differ by client, in order.
+        type_spec: Type of the result.
     """
-    if type_checks.is_placed_struct(type_spec):
-        elements = type_checks.struct_type(type_spec).items()
-        return tuple(join_parts(at_server, at_clients, e) for _, e in elements)
-    if type_checks.differs_by_client(type_spec):
-        return next(at_clients)
-    return next(at_server)
+    parts = (
+        next(at_clients if type_checks.differs_by_client(part) else at_server)
+        for part in trees.leaf_types(type_spec, trees.is_unstructured)
+    )
+    return trees.nest(parts, type_spec, trees.is_unstructured)
 
 
 def join_results(results: list[Plain], type_spec: fl.Type) -> Plain:
-    """Return the results of leaves as the result of their cohort.
+    """Join the results of leaves into the result of their cohort.
 
     Args:
-        results: of each leaf, in order, structures as tuples; at least one.
-        type_spec: of one result; values at clients are joined, of any other part the
-            first is taken, as all are equal.
+        results: Result of each leaf, in order, with structures as tuples. At least one.
+        type_spec: Type of one result. Values at clients are concatenated. Other parts
+            are equal in all results, so the first result provides them.
     """
     columns = zip(*(stored.placed_parts(r, type_spec) for r in results), strict=True)
     parts = (
@@ -174,7 +171,7 @@ def join_results(results: list[Plain], type_spec: fl.Type) -> Plain:
         else column[0][1]
         for column in columns
     )
-    return stored.join_placed(parts, type_spec)
+    return trees.nest(parts, type_spec, trees.is_unstructured)
 
 
 async def _return_as_is(value: Any) -> Any:
@@ -183,33 +180,32 @@ async def _return_as_is(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class RoundPolicy:
-    """How calls are cut and carried.
+    """The settings by which a context cuts and runs its calls.
 
     Attributes:
-        cut_leaves: from the size of the cohort to its leaves; never empty.
-        num_subrounds: at most so many runs of leaves; None: as many as workers.
-        num_workers: that the subrounds of a round have between them; a function is
-            asked for that number as each round begins, which may resize the pool.
-        spreads_subrounds: whether one subround may run on several workers, where there
-            are more workers than subrounds.
-        default_num_clients: the cohort of a call without client arguments.
-        replicas: leaves of such a call, each with the whole argument; None: as many
-            as its cohort is cut into.
-        seed: of the random numbers of all calls.
-        store: makes a value that many subrounds share cheap to pass along; returns what
-            stands for it, and how many bytes of arrays leave this process.
-        fetch: reads what `store` or a runner put in a store; returns any other value as
-            it is.
-        emit: receives events.
-        call_s: seconds of clients that one call of a kernel may cover, about; None:
-            all work is interpreted.
-        jit: see `plans.Kernel`.
-        vectorised_clients: see `plans.Kernel`.
-        has_own_runners: whether runners are ray_fed's own, which take stand-ins for
-            values of clients that a finish does not read, and a subround that finishes
-            its round.
-        kept_bytes: of clients' values that a call may keep for later stages.
-        max_dropped_clients: whose work raised, that a call may go on without.
+        cut_leaves: Function from the number of clients to their leaves. It returns at
+            least one leaf.
+        num_subrounds: Maximum number of subrounds, or None for the number of workers.
+        num_workers: Number of workers that a round can use, or a function that returns
+            it when a round begins. The function may resize the pool.
+        spreads_subrounds: Whether a subround may run on several workers if there are
+            more workers than subrounds.
+        default_num_clients: Number of clients of a call without client values.
+        replicas: Number of leaves of a call without client values. Each leaf has all
+            clients. None cuts such a call like any other.
+        seed: Seed of all random numbers.
+        store: Stores a value that several subrounds read. It returns a reference, or
+            the value itself, and the number of bytes of arrays that leave this process.
+        fetch: Reads a value from its reference. It returns any other value as it is.
+        emit: Receives events.
+        call_s: Approximate limit of the seconds of client work in one kernel call. With
+            None, all work is interpreted.
+        jit: See `plans.Kernel`.
+        vectorized_clients: See `plans.Kernel`.
+        has_own_runners: Whether the runners are ray_fed's own. They accept a finish
+            whose client values are stand-ins, and a subround that includes the finish.
+        kept_bytes: Maximum bytes of client values that a call keeps for later stages.
+        max_dropped_clients: Maximum number of failed clients that a call drops.
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
@@ -224,27 +220,27 @@ class RoundPolicy:
     emit: Callable[[events.Event], None] = events.Sinks().on_event
     call_s: float | None = None
     jit: Literal["auto", "on", "off"] = "off"
-    vectorised_clients: int = 1
+    vectorized_clients: int = 1
     has_own_runners: bool = False
     kept_bytes: int = 0
     max_dropped_clients: int = 0
 
     async def workers_now(self, work_s: float | None = None) -> int:
-        """Return how many workers a round has that begins now.
+        """Return the number of workers of a round that begins now.
 
         Args:
-            work_s: seconds that workers will take in all, as far as is known.
+            work_s: Expected seconds of work over all workers, or None if unknown.
         """
         num_workers = self.num_workers
         if not isinstance(num_workers, int):
             num_workers = await num_workers()
         if work_s is not None and self.num_subrounds is None:
-            # A subround of less costs more on its way than it spares beside another.
+            # Sending a smaller subround takes longer than running it after another.
             num_workers = max(1, min(num_workers, int(work_s / _SUBROUND_S)))
         return num_workers
 
     async def read_clients(self, part: ClientValues) -> ClientValues:
-        """Return the values of clients that a runner kept in a store, or returned."""
+        """Return values of clients, and read them first if they are stored."""
         if not isinstance(part, StoredClients):
             return part
         values = await self.fetch(Stored(part.reference))
@@ -253,7 +249,7 @@ class RoundPolicy:
     def workers_per_subround(
         self, num_workers: int, num_subrounds: int, num_leaves: int
     ) -> int:
-        """Return how many workers one of some subrounds may use, by its leaves."""
+        """Return how many workers one subround may use. It needs a leaf for each."""
         if not self.spreads_subrounds:
             return 1
         return max(1, min(num_workers // num_subrounds, num_leaves))
@@ -261,13 +257,14 @@ class RoundPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class RoundRequest:
-    """What is decided of a call before it begins.
+    """The properties of a call that are known before it begins.
 
     Attributes:
-        round_index: calls before this one; keys its random numbers.
-        started: by the monotonic clock.
-        by_component: whether the result is returned as its components, each kept where
-            runners store values, instead of whole.
+        round_index: Number of calls of the context before this one. Random numbers
+            depend on it.
+        started: Start of the call, in seconds of the monotonic clock.
+        by_component: Whether the result is returned as a tuple of its components.
+            Runners store each component separately.
     """
 
     round_index: int
@@ -275,19 +272,19 @@ class RoundRequest:
     by_component: bool = False
 
     def components_type(self, result: fl.Type) -> bytes | None:
-        """Return what a plan says of the components of a result."""
+        """Return `components_type` of a plan with this result, see `plans.Finish`."""
         if not self.by_component or not components.component_types(result):
             return None
-        return blocks.serialise_type(result)
+        return blocks.serialize_type(result)
 
     def as_asked(self, value: Plain, result: fl.Type) -> Plain:
-        """Return a whole result as it is asked for."""
+        """Return a whole result, split into components if the call requests them."""
         if self.components_type(result) is None:
             return value
         return components.split(value, result)
 
     def as_whole(self, returned: Any, result: fl.Type) -> Plain:
-        """Return as a whole what a plan returned as it is asked for."""
+        """Return the whole value of a plan's result, the inverse of `as_asked`."""
         if self.components_type(result) is None:
             return returned
         return components.join(returned, result)
@@ -295,15 +292,14 @@ class RoundRequest:
 
 @dataclasses.dataclass(frozen=True)
 class CohortCut:
-    """How a cohort is cut.
+    """The division of a cohort into leaves, subrounds and chunks.
 
     Attributes:
-        leaves: the clients of each leaf.
-        runs: the leaves of each subround.
-        size: clients of the largest leaf.
-        heaviest_first: indices of the runs, in the order to begin them.
-        chunks: of each run, the leaves of each worker that it may have; none where it
-            stays whole.
+        leaves: The clients of each leaf, by index in the cohort.
+        runs: The leaves of each subround, by index.
+        size: Number of clients of the largest leaf, at least 1.
+        heaviest_first: Indices of the subrounds in the order in which they begin.
+        chunks: For each subround, the leaves of each worker that it can use.
     """
 
     leaves: tuple[range, ...]
@@ -321,14 +317,14 @@ class CohortCut:
         parameter: fl.Type | None,
         weights: NDArray[np.float64] | None = None,
     ) -> "CohortCut":
-        """Cut a cohort as the policy says; where the runs end is all weights decide.
+        """Cut a cohort. Weights decide only which leaves are in which subround.
 
         Args:
-            num_clients: of the cohort.
-            num_workers: of the round.
-            policy: how to cut.
-            parameter: type of the argument; None without one.
-            weights: of each client, > 0; None where they are not known.
+            num_clients: Number of clients of the cohort.
+            num_workers: Number of workers of the round.
+            policy: The settings of the context.
+            parameter: Type of the argument, or None without an argument.
+            weights: Cost of each client, f64[clients], > 0, or None if unknown.
         """
         leaves = tuple(policy.cut_leaves(num_clients))
         has_clients = parameter is not None and type_checks.holds_clients(parameter)
@@ -350,18 +346,18 @@ class CohortCut:
         return cls(leaves, tuple(runs), size, tuple(order), tuple(chunks))
 
     def first_runs(self, num_bytes: int, member_bytes: int) -> list[bool]:
-        """Return which runs, from the first on, fit into so many bytes together.
+        """Return which subrounds can keep their clients' values: the first that fit.
 
         Args:
-            num_bytes: in all.
-            member_bytes: of each client.
+            num_bytes: Maximum number of bytes that these subrounds keep together.
+            member_bytes: Bytes of the values that one client keeps.
         """
         ends = [self.leaves[run[-1]].stop for run in self.runs]
         return [end * member_bytes <= num_bytes for end in ends]
 
     @functools.cached_property
     def clients(self) -> tuple[range, ...]:
-        """The clients of each run, by index in the cohort."""
+        """The clients of each subround, by index in the cohort."""
         return tuple(
             range(self.leaves[run.start].start, self.leaves[run.stop - 1].stop)
             for run in self.runs
@@ -369,7 +365,7 @@ class CohortCut:
 
     @functools.cached_property
     def subtrees(self) -> tuple[tuple[merge_tree.Subtree, ...], ...]:
-        """Of each run, the subtrees of its chunks, in order."""
+        """For each subround, the whole subtrees inside its chunks, in order."""
         tree = (0, len(self.leaves))
         return tuple(
             tuple(
@@ -382,7 +378,6 @@ class CohortCut:
 
 
 def _cut(leaves: range, weights: Sequence[float] | None, count: int) -> list[range]:
-    """Cut contiguous leaves into at most so many runs, even by weight or by number."""
     if weights is None:
         runs = merge_tree.cut_runs(len(leaves), count)
     else:
@@ -397,26 +392,27 @@ def _weigh(run: range, weights: Sequence[float] | None) -> float:
 
 @dataclasses.dataclass
 class RoundState:
-    """The state of one call while it runs.
+    """The state of one call while it runs. `run` is the index of a subround.
 
     Attributes:
-        spec: when the call began, and what is asked of it.
-        cut: the leaves and subrounds of its cohort.
-        store: see `RoundPolicy`.
-        parameter: type of the argument; None where the computation takes none.
-        argument: the argument, if the computation takes one; at most one element.
-        finish_argument: the same, as after-merge work takes it.
-        subround_arguments: of each subround: with the values of its clients alone.
-        merged: the merged value of each stage that is done.
-        dropped: why clients take no part, by index in the cohort.
-        max_dropped: how many clients may be dropped.
-        keeps: for each run, whether stages keep values of its clients.
-        kept: for each run, the kept values by name.
-        bytes_broadcast: of what all its subrounds are given, each value once.
-        bytes_sliced: of clients' values, for each run.
-        next_index: of the next subround.
-        work_s: seconds that workers took.
-        notes: the notes that its work left, see `diagnostics`.
+        spec: The request of the call.
+        cut: The leaves and subrounds of its cohort.
+        store: See `RoundPolicy`.
+        parameter: Type of the argument, or None without an argument.
+        argument: The argument as the only element, or empty without an argument.
+        finish_argument: The argument in the same form, as the finish takes it.
+        subround_arguments: The argument for each subround, with the values of its own
+            clients.
+        merged: The merged value of each completed stage.
+        dropped: The failure of each dropped client, by index in the cohort.
+        max_dropped: Maximum number of dropped clients.
+        keeps: For each subround, whether its clients' values are kept between stages.
+        kept: For each subround, the kept values by name.
+        bytes_broadcast: Bytes of the values that all subrounds read, each counted once.
+        bytes_sliced: Bytes of client values, for each subround.
+        next_index: Index of the next plan of this call, in events and errors.
+        work_s: Seconds of work, in sum over all workers.
+        notes: Notes that workers returned, see `diagnostics`.
     """
 
     spec: RoundRequest
@@ -444,7 +440,7 @@ class RoundState:
     notes: set[Note] = dataclasses.field(default_factory=set[Note])
 
     def take_indices(self, count: int) -> int:
-        """Return the first of so many new subround indices."""
+        """Reserve `count` consecutive indices of subrounds and return the first."""
         first = self.next_index
         self.next_index += count
         return first
@@ -456,12 +452,12 @@ class RoundState:
         *,
         leaves_out_clients: bool = False,
     ) -> None:
-        """Store what all subrounds see, and what each is given.
+        """Store the shared values of an argument, and the client values by subround.
 
         Args:
-            argument: plain; parts of it may be stored.
-            parameter: its type; None where the computation takes none.
-            leaves_out_clients: whether after-merge work does without clients' values.
+            argument: The argument, a plain value. Parts of it can already be stored.
+            parameter: Type of the argument, or None without an argument.
+            leaves_out_clients: Whether the finish gets stand-ins for client values.
         """
         self.parameter = parameter
         if parameter is not None:
@@ -473,7 +469,7 @@ class RoundState:
             self.slice_run(run)
 
     def share(self, value: Plain, type_spec: fl.Type) -> Plain:
-        """Store what all subrounds see; leave what is cut by clients."""
+        """Store the parts of a value that do not differ by client."""
         parts: list[ArgumentPart] = []
         for part_type, part in stored.placed_parts(value, type_spec):
             if type_checks.differs_by_client(part_type):
@@ -485,10 +481,10 @@ class RoundState:
             self.bytes_broadcast += sum(num_bytes for _, num_bytes in shared)
             values = tuple(value for value, _ in shared)
             parts.append(stored.StoredComponents(values) if apart else values[0])
-        return stored.join_placed(iter(parts), type_spec)
+        return trees.nest(iter(parts), type_spec, trees.is_unstructured)
 
     def slice_run(self, run: int) -> None:
-        """Store the values of a run's clients, once."""
+        """Store the client values of a subround, without dropped clients."""
         self.bytes_sliced[run] = 0
         if self.parameter is None:
             self.subround_arguments[run] = []
@@ -502,22 +498,23 @@ class RoundState:
                 part, num_bytes = self.store(inside)  # noqa: PLW2901 (in its place)
                 self.bytes_sliced[run] += num_bytes
             parts.append(part)
-        argument = stored.join_placed(iter(parts), self.parameter)
+        argument = trees.nest(iter(parts), self.parameter, trees.is_unstructured)
         self.subround_arguments[run] = [argument]
 
     def dropped_in(self, run: int) -> tuple[int, ...]:
-        """Return those of a run's clients that take no part, in order."""
+        """Return the dropped clients of a subround, by cohort index, in order."""
         clients = self.cut.clients[run]
         return tuple(sorted(client for client in self.dropped if client in clients))
 
     def drop_clients(self, error: errors.ComputationError) -> dict[int, str]:
-        """Leave out the clients that an error names.
+        """Drop the clients that an error names.
 
         Returns:
-            Why, by index in the cohort, for those that took part until now.
+            The failure of each newly dropped client, by index in the cohort.
 
         Raises:
-            ComputationError: the error, where there are none or too many.
+            ComputationError: The error itself, if it names no further client, or if
+                more than `max_dropped` clients have failed.
         """
         failed = sorted(error.failures.keys() - self.dropped.keys())
         if not failed:
@@ -533,7 +530,7 @@ class RoundState:
         return causes
 
     def leaves(self, run: int) -> tuple[range, ...]:
-        """Return the clients of each leaf of a run, counted without those dropped."""
+        """Return the clients of each leaf of a subround, not counting dropped ones."""
         indices = self.cut.runs[run]
         leaves = self.cut.leaves[indices.start : indices.stop]
         dropped, start = self.dropped_in(run), leaves[0].start
@@ -547,9 +544,11 @@ class RoundState:
         return tuple(remaining)
 
     def run_arg(self, run: int, loads: Sequence[str] = ()) -> Plain:
-        """Return what the work of this stage takes, with the values of a run's clients.
+        """Return the argument of this stage's work in a subround.
 
-        `loads` names values that were kept.
+        Args:
+            run: Index of the subround.
+            loads: Names of the kept values that the work takes, after merged values.
         """
         kept = [tuple([self.kept[run][name] for name in loads])] if loads else []
         return plans.as_argument([*self.subround_arguments[run], *self.merged, *kept])
@@ -557,7 +556,7 @@ class RoundState:
     def keep(
         self, run: int, keeping: KeepingStage, outcome: outcomes.Outcome
     ) -> tuple[object, ...]:
-        """Keep what a subround saved; return the rest of what it returned."""
+        """Keep the values that a subround saved, and return its other values."""
         num_others = len(outcome.values) - len(keeping.saves)
         num_clients = sum(len(leaf) for leaf in self.leaves(run))
         saved = [

@@ -1,19 +1,20 @@
-"""One call, from its argument to its result: cut, run in subrounds, merge, finish.
+"""The driver's part in one call, from its argument to its result.
 
-    argument --cut by index--> leaves --gathered into runs--> subrounds   (at once)
-    partials --merged by index, along the tree--> merged
-    argument, merged --the next stage, as above--> merged, too
-    argument, all merged --after_merge--> result; by leaf where clients keep values
+    argument -> leaves -> subrounds, which run at once -> partials -> merged value
+    argument and merged values -> the next stage, in the same way
+    argument and all merged values -> after_merge -> result
 
-A subround waits for a free runner; there may be more subrounds than runners. Results
-are kept by index, never by arrival.
+If the result has values at clients, subrounds compute these after the last merge. A
+subround waits for a free runner. Results are ordered by index, never by arrival.
 """
 
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +28,7 @@ import ray_fed.rounds.client_cuts as client_cuts
 import ray_fed.tracebacks as tracebacks
 from ray_fed.compiler.form import KeepingStage, MergeableCompChain, Stage
 from ray_fed.compiler.fuse import fuse
-from ray_fed.executors.loops import gather_by_index
+from ray_fed.executors.fan_out import gather_by_index
 from ray_fed.language import blocks, type_checks
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics, outcomes
@@ -37,45 +38,65 @@ from ray_fed.values.lru_cache import LruCache
 
 Computation = fl.framework.ConcreteComputation
 _T = TypeVar("_T")
-_CAPACITY = 128
+_CAPACITY, _LATEST = 128, 6
 _CUTS = 16
 
 
 class ComputationCache(Generic[_T]):
-    """What a function makes of computations, of the latest 128 of them.
+    """A cache of a function's results for computations, while these are alive.
+
+    The latest few results are kept longer. They are returned for equal computations,
+    such as those of a learning process that is built again.
 
     Args:
-        make: a pure function.
+        make: A pure function of a computation.
     """
 
     def __init__(self, make: Callable[[Computation], _T]) -> None:
         self._make = make
-        self._by_content: LruCache[Computation, _T] = LruCache(_CAPACITY)
-        # Holds the object, so that its id is not another's.
-        self._by_identity: LruCache[int, tuple[Computation, _T]] = LruCache(_CAPACITY)
+        self._latest: LruCache[Computation, _T] = LruCache(_LATEST)
+        # The key is the id of a computation, which is unique while it is alive. A
+        # WeakKeyDictionary would never drop a result that refers to its computation.
+        self._living: LruCache[int, tuple[weakref.ref[Computation], _T]]
+        self._living = LruCache(_CAPACITY)
 
     def get(self, comp: Computation) -> _T:
-        """Return what was made of a computation, or of one that is equal."""
-        _, made = self._by_identity.get(
-            id(comp),
-            lambda: (comp, self._by_content.get(comp, lambda: self._make(comp))),
-        )
-        return made
+        """Return the result for a computation, or for an equal one."""
+        key = id(comp)
+        found = self._living.find(key)
+        if found is None or found[0]() is not comp:
+            made = self._latest.get(comp, lambda: self._make(comp))
+            forget = functools.partial(_forget, weakref.ref(self._living), key)
+            found = weakref.ref(comp, forget), made
+            self._living.put(key, found)
+        return found[1]
+
+
+def _forget(
+    living: "weakref.ref[LruCache[int, Any]]", key: int, ended: "weakref.ref[Any]"
+) -> None:
+    cache = living()
+    if cache is not None:
+        cache.drop(key, lambda value: value[0] is ended)
 
 
 flf = fl.framework
 
 
+_AT_CLIENTS = plans.Fallback("a result at clients")
+
+
 class StageAgainError(Exception):
-    """A client was dropped after stages in which it took part."""
+    """A client was dropped, but it took part in earlier stages of the call."""
 
 
 class Rounds:
-    """Runs mergeable forms, and whole computations, over runners.
+    """Runs mergeable forms and whole computations on runners.
 
     Args:
-        runners: AsyncContexts that take plans; each is given one at a time.
-        policy: how to cut.
+        runners: AsyncContexts whose `invoke` takes a plan and its argument. Each runs
+            one plan at a time.
+        policy: The settings of the context.
     """
 
     def __init__(
@@ -87,7 +108,7 @@ class Rounds:
         self._policy = policy
         self._lock = threading.Lock()
         self.num_calls = 0
-        self._serialised = ComputationCache(blocks.serialize_computation)
+        self._serialized = ComputationCache(blocks.serialize_computation)
         self._kernels = ComputationCache(self._plan_kernel)
         self._cuts: LruCache[tuple[object, ...], CohortCut] = LruCache(_CUTS)
         self._client_s: LruCache[bytes, float] = LruCache(_CAPACITY)
@@ -101,8 +122,15 @@ class Rounds:
         return dataclasses.replace(
             kernel,
             jit=self._policy.jit,
-            vectorised_clients=self._policy.vectorised_clients,
+            vectorized_clients=self._policy.vectorized_clients,
         )
+
+    def _kernel_of(
+        self, work: flf.ConcreteComputation, why: plans.Fallback | None
+    ) -> plans.Kernel | plans.Fallback | None:
+        if self._policy.call_s is None:
+            return None
+        return why or self._kernels.get(work)
 
     def _cut(
         self,
@@ -111,7 +139,6 @@ class Rounds:
         parameter: fl.Type | None,
         weights: NDArray[np.float64] | None = None,
     ) -> CohortCut:
-        """Return how a cohort is cut; one that comes again is not cut again."""
         about = None if weights is None else weights.tobytes()
         type_spec = None if self._policy.replicas is None else parameter
         cut = num_clients, num_workers, self._policy, parameter, weights
@@ -126,9 +153,12 @@ class Rounds:
         started: float | None = None,
         number: int | None = None,
     ) -> RoundRequest:
-        """Number a call, in the order in which threads ask; one with a `number` is not.
+        """Return the request of a new call.
 
-        `started` is now, unless that is said, by the monotonic clock.
+        Args:
+            by_component: Whether the result is returned as a tuple of its components.
+            started: Start of the call by the monotonic clock, or None for now.
+            number: Index of the round, or None to count this call and use the count.
         """
         started = time.monotonic() if started is None else started
         if number is not None:
@@ -140,19 +170,16 @@ class Rounds:
     async def run_chain(
         self, chain: MergeableCompChain, arg: Any, spec: RoundRequest
     ) -> Any:
-        """Return the result of a chain of stages, in the form that runners return.
+        """Run a chain of stages and return its result, whole or as components.
 
-        Args:
-            chain: what to run.
-            arg: None without a parameter; parts of it may be stored.
-            spec: from `new_call`; with `by_component` it returns components.
+        Parts of `arg` can be stored. It is None without a parameter.
         """
         parameter = chain.parameter
         num_clients = client_cuts.count_clients(
             arg, parameter, self._policy.default_num_clients
         )
         weights = client_cuts.weigh_clients(arg, parameter)
-        work = self._serialised.get(chain.stages[0].up_to_merge)
+        work = self._serialized.get(chain.stages[0].up_to_merge)
         client_s = self._client_s.find(work)
         num_workers = await self._policy.workers_now(
             client_s and client_s * num_clients
@@ -175,16 +202,27 @@ class Rounds:
         return result
 
     async def run_whole(
-        self, comp: flf.ConcreteComputation, arg: Any, spec: RoundRequest
+        self,
+        comp: flf.ConcreteComputation,
+        arg: Any,
+        spec: RoundRequest,
+        why: plans.Fallback | None = None,
     ) -> Any:
-        """Return the result of a computation that is not cut into subrounds."""
+        """Run a computation as one subround and return its result.
+
+        Args:
+            comp: The computation.
+            arg: The argument, or None without one. Parts of it can be stored.
+            spec: The request of the call, from `new_call`.
+            why: The reason for having no mergeable form, for the report, or None.
+        """
         parameter = comp.type_signature.parameter
         num_clients = client_cuts.count_clients(
             arg, parameter, self._policy.default_num_clients
         )
         num_workers = await self._policy.workers_now()
         cut = self._cut(num_clients, num_workers, parameter)
-        # One leaf of all clients: nothing merges the results of two.
+        # One leaf has all clients, because nothing merges the results of two leaves.
         whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,), ((),))
         num_leaves = len(cut.leaves)
         at_once = self._policy.workers_per_subround(num_workers, 1, num_leaves)
@@ -193,7 +231,7 @@ class Rounds:
             call.keeps = [False]
             components_type = spec.components_type(comp.type_signature.result)
             (returned,) = await self._run_subrounds(
-                comp, None, call, components_type, num_workers=at_once
+                comp, None, call, components_type, num_workers=at_once, why=why
             )
             return returned[0] if components_type is None else returned
 
@@ -241,7 +279,6 @@ class Rounds:
     def _finishes_in_subround(
         self, chain: MergeableCompChain, call: RoundState
     ) -> bool:
-        """Return whether the last stage's only subround is to finish the round, too."""
         last = chain.stages[-1]
         return (
             self._policy.has_own_runners
@@ -261,20 +298,26 @@ class Rounds:
         keeping: KeepingStage | None = None,
         num_workers: int = 1,
         finish: plans.Finish | None = None,
+        why: plans.Fallback | None = None,
     ) -> list[tuple[object, ...]]:
-        """Return what each subround returned, in order, but for what is kept.
+        """Run the same work in every subround and return their values, in order.
+
+        Values that are kept for later stages stay in `call` and are not returned.
 
         Args:
-            comp: of a leaf.
-            merge: of the results of two leaves; None leaves them as they are.
-            call: that they belong to.
-            components_type: see `plans.Finish`.
-            keeping: what to keep of clients for later stages, where runs keep it.
-            num_workers: that a subround of one leaf may use.
-            finish: of the round, for its only subround to do, too.
+            comp: The computation of a leaf.
+            merge: The merge of two leaves' results. With None, every leaf's is
+                returned.
+            call: The state of the call.
+            components_type: See `plans.Finish`.
+            keeping: The variant of `comp` for subrounds that keep clients' values.
+            num_workers: Number of workers that a subround of one leaf can use.
+            finish: The finish of the round, if the call has one subround that includes
+                it.
+            why: The reason to interpret the work. It is needed if `merge` is None,
+                because kernels return partials.
         """
-        merging = None if merge is None else self._serialised.get(merge)
-        has_kernel = merge is not None and self._policy.call_s is not None
+        merging = None if merge is None else self._serialized.get(merge)
         first = call.take_indices(len(call.cut.runs))
 
         async def run(index: int) -> tuple[object, ...]:
@@ -284,7 +327,7 @@ class Rounds:
             while True:
                 dropped = call.dropped_in(index)
                 subround = plans.Subround(
-                    computation=self._serialised.get(work),
+                    computation=self._serialized.get(work),
                     merge=merging,
                     clients_per_leaf=call.cut.size,
                     first_leaf=call.cut.runs[index].start,
@@ -294,7 +337,7 @@ class Rounds:
                     ),
                     subtrees=() if merge is None else call.cut.subtrees[index],
                     components_type=components_type,
-                    kernel=self._kernels.get(work) if has_kernel else None,
+                    kernel=self._kernel_of(work, why),
                     call_s=self._policy.call_s or 0.0,
                     num_kept=0 if kept is None else len(kept.saves),
                     names_failures=call.max_dropped > 0,
@@ -321,14 +364,14 @@ class Rounds:
                     if kept is None:
                         return outcome.values
                     return call.keep(index, kept, outcome)
-                # The same run without them: what other subrounds returned stands.
+                # This subround runs again without them. The others' results stay.
                 call.slice_run(index)
-                if call.merged:  # by stages in which they took part
+                if call.merged:  # earlier stages counted the dropped clients
                     raise StageAgainError
 
         return await gather_by_index(
             (run(index) for index in range(len(call.cut.runs))),
-            # The heaviest first: as the last one it would hold up the round alone.
+            # If the heaviest began last, the round would wait for it alone.
             first=call.cut.heaviest_first,
         )
 
@@ -340,17 +383,17 @@ class Rounds:
         call: RoundState,
         bytes_sliced: int = 0,
     ) -> outcomes.Outcome:
-        """Return what a runner makes of a plan, once one is free, and tell of it.
+        """Run a plan on the next free runner, emit its event, return its outcome.
 
         Args:
-            comp: the plan.
-            arg: that it takes.
-            subround_index: in the round.
-            call: that it belongs to.
-            bytes_sliced: of clients' values that are its own.
+            comp: The plan.
+            arg: The argument of the plan.
+            subround_index: Index of the plan in the round.
+            call: The state of the call.
+            bytes_sliced: Bytes of client values in `arg`.
 
         Raises:
-            LocatedError: it failed; the error names round and subround.
+            LocatedError: The plan failed. The error names round and subround.
         """
         runner = await self._free.get()
         started = time.monotonic()
@@ -396,7 +439,7 @@ class Rounds:
         partial = stage.partial_type
         is_empty = type_checks.is_empty_struct(partial)
         if is_empty and not (stage.keeping and all(call.keeps)):
-            call.keeps = [False] * len(call.keeps)  # the end computes it all
+            call.keeps = [False] * len(call.keeps)  # the last computation does it all
             return []
         outcomes = await self._run_subrounds(
             stage.up_to_merge, stage.merge, call, keeping=stage.keeping
@@ -415,10 +458,10 @@ class Rounds:
         if computation is not None:
             result_type = computation.type_signature.result
         return plans.Finish(
-            merge=self._serialised.get(stage.merge) if merges else None,
+            merge=self._serialized.get(stage.merge) if merges else None,
             subtrees=tuple(tree for run in call.cut.subtrees for tree in run),
-            partial_type=blocks.serialise_type(stage.partial_type),
-            computation=computation and self._serialised.get(computation),
+            partial_type=blocks.serialize_type(stage.partial_type),
+            computation=computation and self._serialized.get(computation),
             num_clients=call.cut.leaves[-1].stop,
             clients_per_leaf=call.cut.size,
             draw=DrawKey(self._policy.seed, call.spec.round_index),
@@ -433,7 +476,7 @@ class Rounds:
         computation: flf.ConcreteComputation | None,
         call: RoundState,
     ) -> Any:
-        """Return what a stage merged; with a computation, its result."""
+        """Return the merged value of a stage, or the result of `computation` on it."""
         finish = self._plan_finish(stage, computation, call, merges=bool(partials))
         before = () if computation is None else (*call.finish_argument, *call.merged)
         arg = (tuple(partials), before)
@@ -441,7 +484,7 @@ class Rounds:
         return outcome.values[0] if finish.components_type is None else outcome.values
 
     async def _merge(self, stage: Stage, partials: list[Any], call: RoundState) -> Any:
-        """Return what a stage merged, to be passed along."""
+        """Return the merged value of a stage, stored for the plans that follow."""
         merged = await self._finish(stage, partials, None, call)
         result_type = stage.partial_type
         return call.share(call.spec.as_whole(merged, result_type), result_type)
@@ -483,15 +526,15 @@ class Rounds:
         keeping: KeepingStage | None,
         call: RoundState,
     ) -> Any:
-        """Return a result that leaves compute, or the clients' parts of it."""
-        outcomes = await self._run_subrounds(comp, None, call, keeping=keeping)
+        outcomes = await self._run_subrounds(
+            comp, None, call, keeping=keeping, why=_AT_CLIENTS
+        )
         results = [result for outcome in outcomes for result in outcome]
         return client_cuts.join_results(results, comp.type_signature.result)
 
     async def _read_kept(
         self, names: Sequence[str], call: RoundState
     ) -> list[list[Any]]:
-        """Return values of all clients that stages kept."""
         runs = range(len(call.cut.runs))
         parts = [call.kept[run][name] for name in names for run in runs]
         read = await gather_by_index(self._policy.read_clients(part) for part in parts)

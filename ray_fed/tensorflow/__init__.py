@@ -11,9 +11,10 @@ import ray_fed.imports as imports
 if TYPE_CHECKING:
     from ray_fed.tensorflow.external_data import data
     from ray_fed.tensorflow.graphs.identity import identify_computation
+    from ray_fed.tensorflow.tensors.specs import to_type
     from ray_fed.tensorflow.tracing import computation
 
-__all__ = ["computation", "data", "identify_computation"]
+__all__ = ["computation", "data", "identify_computation", "to_type"]
 
 __getattr__ = imports.import_lazily(
     __name__,
@@ -21,6 +22,7 @@ __getattr__ = imports.import_lazily(
         "computation": "ray_fed.tensorflow.tracing",
         "data": "ray_fed.tensorflow.external_data",
         "identify_computation": "ray_fed.tensorflow.graphs.identity",
+        "to_type": "ray_fed.tensorflow.tensors.specs",
     },
 )
 

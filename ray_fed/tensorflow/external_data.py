@@ -19,6 +19,7 @@ takes a file that ends within the first bytes of a record for a whole one: so by
 counted. A file that is not on this machine is copied to the temporary folder first.
 """
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -33,21 +34,25 @@ import ray_fed.errors as errors
 import ray_fed.files.tables as tables
 import ray_fed.tensorflow.tensors.datasets as datasets
 import ray_fed.values.plain_values as plain_values
-from ray_fed.files.opening import DataFile, describe_executor
-from ray_fed.files.parquet import Format
+from ray_fed.error_texts import describe_process
+from ray_fed.files.arrow_files import ArrowFormat
+from ray_fed.files.formats import Format
+from ray_fed.files.opening import DataFile
+from ray_fed.files.parquet import ParquetFormat
 from ray_fed.files.tables import ArrowTable, ColumnSpec, NumpyTable, Table
-from ray_fed.language import blocks, structs
+from ray_fed.files.text import COMPRESSED, TextFormat
+from ray_fed.language import blocks, structs, trees
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import columnar_sequence, read_limits, tensor_structures
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence, Dims
 
 _ARROW: Mapping[str, Format] = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
+    ".parquet": ParquetFormat(),
+    ".arrow": ArrowFormat(),
+    ".feather": ArrowFormat(),
+    ".csv": TextFormat("csv"),
+    ".json": TextFormat("json"),
+    ".jsonl": TextFormat("json"),
 }
 _NUMPY = (".npy", ".npz")
 
@@ -76,7 +81,7 @@ def data(uri: object, type_spec: Any) -> fl.framework.Data:
             f"Expected a path or a URI as text, found {structs.show(uri)}."
         )
     with blocks.depth_in_words():
-        blocks.parse_type(blocks.serialise_type(declared))
+        blocks.parse_type(blocks.serialize_type(declared))
     return blocks.data_block(uri, declared)
 
 
@@ -99,7 +104,7 @@ def _check_data_type(type_spec: fl.Type) -> None:
 
 
 def read(uri: str, type_spec: fl.Type) -> Any:
-    """Open a file and return what it holds, as `normal_forms.normalise` takes it.
+    """Open a file and return what it holds, as `normal_forms.normalize` takes it.
 
     Args:
         uri: as `data` takes it.
@@ -119,12 +124,21 @@ def read(uri: str, type_spec: fl.Type) -> Any:
     is_sequence = isinstance(type_spec, fl.SequenceType)
     element = type_spec.element if isinstance(type_spec, fl.SequenceType) else type_spec
     if file.suffix in SUFFIXES:
-        leaves = dict(_leaves(file, element))
+        leaves = _columns(file, element)
         return _read_records(file, leaves, element, is_sequence=is_sequence)
     table, leaves = open_table(file, element, is_sequence=is_sequence)
     if is_sequence:
         return _dataset(file, table, leaves, element)
     return _whole(file, table, leaves, element)
+
+
+def _arrow_kind(file: DataFile) -> Format | None:
+    """Return what arrow reads a file as; text may be compressed. None: nothing."""
+    if file.suffix not in COMPRESSED:
+        return _ARROW.get(file.suffix)
+    inner = dataclasses.replace(file, uri=file.uri[: -len(file.suffix)])
+    kind = _ARROW.get(inner.suffix)
+    return kind if kind is not None and kind.is_text else None
 
 
 def open_table(
@@ -137,16 +151,15 @@ def open_table(
         ValueMismatchError: it does not hold what the type says.
         UnsupportedError: the format is none that is read.
     """
-    if file.suffix not in _ARROW and file.suffix not in _NUMPY:
+    kind = _arrow_kind(file)
+    if kind is None and file.suffix not in _NUMPY:
         raise errors.UnsupportedError(
             "Expected a file that ends with one of"
-            f" {sorted([*_ARROW, *_NUMPY, *SUFFIXES])}, found `{file.uri}`."
+            f" {sorted([*_ARROW, *_NUMPY, *SUFFIXES])}, or of compressed CSV or JSON,"
+            f" such as `.csv.gz`, found `{file.uri}`."
         )
-    leaves = dict(_leaves(file, element))
-    if file.suffix in _NUMPY:
-        table = NumpyTable(file)
-    else:
-        table = ArrowTable(file, _ARROW[file.suffix], leaves)
+    leaves = _columns(file, element)
+    table = NumpyTable(file) if kind is None else ArrowTable(file, kind, leaves)
     leaves = _named(file, leaves, table.specs)
     for name, tensor_type in leaves.items():
         _check_column(file, name, tensor_type, table.specs, is_sequence=is_sequence)
@@ -156,22 +169,18 @@ def open_table(
     return table, leaves
 
 
-def _leaves(
-    file: DataFile, type_spec: fl.Type, path: str = ""
-) -> Iterator[tuple[str, fl.TensorType]]:
-    """Yield the column and the type of each tensor; "" is the only column."""
-    match type_spec:
-        case fl.TensorType():
-            yield path or file.column or "", type_spec
-        case fl.StructType():
-            for index, (name, element) in enumerate(type_spec.items()):
-                column = name or f"arr_{index}"  # as numpy.savez names them
-                column = f"{path}.{column}" if path else column
-                yield from _leaves(file, element, column)
-        case _:
+def _columns(file: DataFile, element: fl.Type) -> dict[str, fl.TensorType]:
+    """Return the column and the type of each tensor; "" is the only column."""
+    columns: dict[str, fl.TensorType] = {}
+    for path, leaf in trees.named_leaves(element):
+        if not isinstance(leaf, fl.TensorType):
             raise file.mismatch(
-                "a sequence, a structure of tensors or a tensor", f"`{type_spec}`"
+                "a sequence, a structure of tensors or a tensor", f"`{leaf}`"
             )
+        # numpy.savez names arrays without a name so.
+        names = (f"arr_{part}" if isinstance(part, int) else part for part in path)
+        columns[".".join(names) or file.column or ""] = leaf
+    return columns
 
 
 def _named(
@@ -267,7 +276,7 @@ def _whole(
         if not plain_values.fits_shape(array.shape, leaf.shape):
             label = f"`{leaf}` as the column `{name}`"
             raise file.mismatch(label, f"the shape {list(array.shape)}")
-    return tensor_structures.unflatten(iter(arrays), type_spec)
+    return trees.unflatten(iter(arrays), type_spec)
 
 
 def _joined(cells: list[Any], declared: fl.TensorType) -> Any:
@@ -445,7 +454,7 @@ def _laid(file: DataFile, name: str, values: tf.Tensor, shape: Any) -> tf.Tensor
     message = (
         f"Expected values of the shape {list(shape)} as the feature `{name}` of every"
         f" example in `{file.uri}`, found another number (read by"
-        f" {describe_executor()})."
+        f" {describe_process()})."
     )
     with tf.control_dependencies([tf.debugging.Assert(fits, [message, num_values])]):
         return tf.reshape(values, [-1 if size is None else size for size in shape])
@@ -467,7 +476,7 @@ def _stacked(
         cells = [example[index].numpy() for example in examples]
         stacked = np.array(cells, tensor_structures.storage_dtype(leaf))
         arrays.append(stacked.reshape(len(examples), *shape[1:]))
-    return tensor_structures.unflatten(iter(arrays), type_spec)
+    return trees.unflatten(iter(arrays), type_spec)
 
 
 Keep: TypeAlias = Callable[
@@ -475,8 +484,11 @@ Keep: TypeAlias = Callable[
 ]
 """Returns what is kept under a key, or makes it: `ClientStore.keep`."""
 
+FILE_BYTES = 32 * 2**20
+"""Rows of a file that are in memory at once. Larger files are read as they go."""
+
 SMALL_BYTES = 128 * 2**20
-"""Rows of files that are in memory at once; larger sequences are read as they go."""
+"""The same, of all files of the clients that one graph runs."""
 
 
 def read_if_small(
@@ -497,7 +509,7 @@ def read_if_small(
     if file.suffix in SUFFIXES:
         return read(uri, type_spec)
     table, leaves = open_table(file, type_spec.element, is_sequence=True)
-    if table.count_bytes(list(leaves)) > SMALL_BYTES:
+    if table.count_bytes(list(leaves)) > FILE_BYTES:
         return read(uri, type_spec)
     parts: list[list[Column]] = [[_column([], leaf)] for leaf in leaves.values()]
     num_bytes = 0
@@ -506,7 +518,7 @@ def read_if_small(
         for part, cells, leaf in zip(parts, chunk, leaves.values(), strict=True):
             part.append(_column(cells, leaf))
             num_bytes += columnar_sequence.count_column_bytes(part[-1])
-        if num_bytes > SMALL_BYTES:
+        if num_bytes > FILE_BYTES:
             return read(uri, type_spec)
     columns = tuple(columnar_sequence.join_columns(part) for part in parts)
     return ColumnarSequence(columns, columns[0].length)
@@ -596,12 +608,12 @@ def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
 
 
 def parse_examples(
-    serialised: Sequence[bytes], features: Mapping[str, fl.TensorType], label: str
+    serialized: Sequence[bytes], features: Mapping[str, fl.TensorType], label: str
 ) -> ColumnarSequence:
     """Return examples as a sequence, an element each, features in the order given.
 
     Args:
-        serialised: of `tf.train.Example`.
+        serialized: of `tf.train.Example`.
         features: as `to_features` returned them.
         label: what these are called in an error.
 
@@ -612,7 +624,7 @@ def parse_examples(
     try:
         with tf.device("/device:CPU:0"):
             parsed: Any = tf.io.parse_example(
-                tf.constant(list(serialised), tf.string, [len(serialised)]), wanted
+                tf.constant(list(serialized), tf.string, [len(serialized)]), wanted
             )
             columns = [
                 _parsed_column(parsed[name], features[name]) for name in features
@@ -621,7 +633,7 @@ def parse_examples(
         raise _mismatch(features, label, str(error.message)) from error
     except UnicodeDecodeError as error:  # TensorFlow's message quotes the bytes
         raise _mismatch(features, label, "bytes that are no example") from error
-    return ColumnarSequence(tuple(columns), len(serialised))
+    return ColumnarSequence(tuple(columns), len(serialized))
 
 
 def _mismatch(

@@ -2,11 +2,11 @@
 
 Side effects run in the order they are written, as in a `tf.function`. Inside the
 function a call of another computation is copied into the same graph.
-Variables and tables that it makes are initialised anew on every call.
+Variables and tables that it makes are initialized anew on every call.
 
-Some methods of TensorFlow's classes are replaced while functions are traced. Classes
-are shared by all threads: a replacement tells by its arguments whether it is meant, and
-else does what the original does.
+Some methods of TensorFlow's classes are replaced while functions are traced (see
+`ray_fed.tensorflow.traced_graph`); for those of Keras, see
+`ray_fed.tensorflow.keras_seeds`.
 
 * `==` and `!=` compare elements. TensorFlow compares tensors of a plain `tf.Graph` by
   identity, also inside of the `tf.function`s and dataset functions in it: `x == 0`
@@ -17,11 +17,9 @@ else does what the original does.
   content of a table that cannot change, such as the vocabulary of a Keras layer.
 """
 
-import contextlib
 import inspect
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -35,72 +33,25 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tensorflow.graphs.graph_message as graph_message
 import ray_fed.tensorflow.graphs.loader as loader
+import ray_fed.tensorflow.keras_seeds as keras_seeds
 import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.tensorflow.trace_keys as trace_keys
 import ray_fed.values.plain_values as plain_values
-from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language import blocks, structs, trees, type_checks
 from ray_fed.plan import random_keys
-from ray_fed.tensorflow.graphs import callbacks
+from ray_fed.tensorflow.graphs import callbacks, kept_graphs
+from ray_fed.tensorflow.graphs.identity import identify_computation
+from ray_fed.tensorflow.graphs.numbers import rewrite
 from ray_fed.tensorflow.tensors import specs
+from ray_fed.tensorflow.traced_graph import (
+    Method,
+    Number,
+    Replacements,
+    TracedGraph,
+    traced_graph,
+)
 from ray_fed.values import tensor_structures
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence
-
-Method: TypeAlias = Callable[..., Any]
-
-
-class _ReplacedMethods:
-    """Puts methods into classes while any block is open, and the originals after it.
-
-    Args:
-        replacements: of a class and the name of its method, what makes the replacement
-            of the original.
-    """
-
-    def __init__(
-        self, replacements: Mapping[tuple[type[Any], str], Callable[[Method], Method]]
-    ) -> None:
-        self._replacements = replacements
-        self._originals: dict[tuple[type[Any], str], Method] = {}
-        self._lock = threading.Lock()
-        self._open_blocks = 0
-
-    @contextlib.contextmanager
-    def replaced(self) -> Generator[None]:
-        """Have the methods replaced, in all threads."""
-        with self._lock:
-            if not self._open_blocks:
-                for (cls, name), make in self._replacements.items():
-                    original = self._originals[cls, name] = getattr(cls, name)
-                    setattr(cls, name, make(original))
-            self._open_blocks += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open_blocks -= 1
-                if not self._open_blocks:
-                    for (cls, name), original in self._originals.items():
-                        setattr(cls, name, original)
-
-
-class TracedGraph(tf.Graph):
-    """A graph in which tensors and variables are compared element by element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # By identity; holds the tensors, so that an id is not another's.
-        self._written: dict[int, tuple[Any, Any]] = {}
-
-    def write_once(self, tensor: Any, write: Callable[[Any], Any]) -> Any:
-        """Return what an eager tensor is in this graph, the same each time.
-
-        Args:
-            tensor: the eager one.
-            write: returns a tensor of this graph that stands for it.
-        """
-        if id(tensor) not in self._written:
-            with tf.control_dependencies(None):
-                self._written[id(tensor)] = tensor, write(tensor)
-        return self._written[id(tensor)][1]
 
 
 def _comparing(operation: Method, *, when_none: bool) -> Callable[[Method], Method]:
@@ -124,7 +75,7 @@ def _comparing(operation: Method, *, when_none: bool) -> Callable[[Method], Meth
 _EQUAL = _comparing(tf.raw_ops.Equal, when_none=False)
 _NOT_EQUAL = _comparing(tf.raw_ops.NotEqual, when_none=True)
 
-compared_by_element = _ReplacedMethods(
+compared_by_element = Replacements(
     {
         (tf.Tensor, "__eq__"): _EQUAL,
         (tf.Tensor, "__ne__"): _NOT_EQUAL,
@@ -145,13 +96,7 @@ def _is_identity_meant() -> bool:
 
 
 def _is_traced(value: Any) -> bool:
-    try:
-        graph = value.graph
-    except AttributeError:  # an eager tensor
-        return False
-    while graph is not None and not isinstance(graph, TracedGraph):
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
+    return traced_graph(getattr(value, "graph", None)) is not None
 
 
 _TensorFlow: Any = tf.__internal__  # no public name
@@ -175,9 +120,7 @@ def _converting(original: Method) -> Method:
     return convert
 
 
-captured_as_constants = _ReplacedMethods(
-    {(_EAGER, "__tf_tensor__"): _converting}
-).replaced
+captured_as_constants = Replacements({(_EAGER, "__tf_tensor__"): _converting}).replaced
 """Has eager tensors written into every `TracedGraph` that uses them inside a block."""
 
 
@@ -203,7 +146,7 @@ def _write(tensor: Any) -> Any:
 def _write_table(table: Any) -> Any:
     """Return the handle of a table of the same content, in the graph that is current.
 
-    The graph initialises it with its variables, before all that reads it.
+    The graph initializes it with its variables, before all that reads it.
     """
     with context.eager_mode():
         try:
@@ -223,6 +166,7 @@ def _write_table(table: Any) -> Any:
 
 
 _OWN_MODULES = f"{__name__.partition('.')[0]}."
+_OWN_CONTAINERS = (_OWN_MODULES, "builtins:", "collections:", "federated_language.")
 
 
 class TracingContext(fl.framework.SyncContext):
@@ -332,6 +276,59 @@ def trace(
         ValueError: `fn` returns None.
         CompileError: a type nests deeper than protobuf reads.
     """
+    key = trace_keys.find_key(fn, parameter, unpack) if _is_own(fn) else None
+    if key is not None and (kept := _find_kept(*key, parameter)) is not None:
+        return kept
+    had_keras = keras_seeds.is_loaded()
+    traced = _trace(fn, parameter, unpack=unpack)
+    if keras_seeds.is_loaded() and not had_keras:
+        # The function imported Keras, whose seeds had no key yet.
+        keras_seeds.forget_global_draws()
+        traced = _trace(fn, parameter, unpack=unpack)
+    if key is not None:
+        _keep(*key, traced)
+    return traced
+
+
+def _find_kept(
+    key: str, numbers: Sequence[Number], parameter: fl.Type | None
+) -> fl.framework.ConcreteComputation | None:
+    """Return a computation that was kept, with these numbers; None if there is none."""
+    kept = kept_graphs.find(key)
+    if kept is None:
+        return None
+    (marks, containers), serialized = kept
+    renewed = dict(zip(marks, numbers, strict=True))
+    proto = blocks.parse_block(serialized).to_proto()
+
+    def change(mark: bytes, _: float) -> tuple[bytes, float]:
+        number = renewed[mark.decode()]
+        return number.mark, number.value
+
+    rewrite(proto, change)
+    result = fl.FunctionType.from_proto(proto.type).result
+    result = trace_keys.with_containers(result, iter(containers))
+    return fl.framework.ConcreteComputation(
+        computation_proto=proto,
+        context_stack=fl.framework.get_context_stack(),
+        annotated_type=fl.FunctionType(parameter, result),
+    )
+
+
+def _keep(
+    key: str, numbers: Sequence[Number], comp: fl.framework.ConcreteComputation
+) -> None:
+    """Keep a computation, unless a class of the user's is in the type of its result."""
+    containers = list(trace_keys.containers_of(comp.type_signature.result))
+    if all(not name or name.startswith(_OWN_CONTAINERS) for name in containers):
+        marks = [number.mark.decode() for number in numbers]
+        serialized = blocks.serialize_computation(comp)
+        kept_graphs.put(key, [marks, containers], serialized)
+
+
+def _trace(
+    fn: Callable[..., Any], parameter: fl.Type | None, *, unpack: bool | None
+) -> fl.framework.ConcreteComputation:
     outer = tf.compat.v1.get_default_graph()
     traced = TracedGraph()
     stack = fl.framework.get_context_stack()
@@ -341,6 +338,7 @@ def trace(
         stack.install(TracingContext()),
         compared_by_element(),
         captured_as_constants(),
+        keras_seeds.keyed(),
         ordered,
     ):
         if parameter is None:
@@ -382,10 +380,14 @@ def convert(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
     if _is_tf_function(fn):
         return fn
-    if str(getattr(fn, "__module__", "")).startswith(_OWN_MODULES):
+    if _is_own(fn):
         return tf.autograph.experimental.do_not_convert(fn)
     status = tf.__internal__.autograph.control_status_ctx()
     return tf.__internal__.autograph.tf_convert(fn, status)
+
+
+def _is_own(fn: Any) -> bool:
+    return str(getattr(fn, "__module__", "")).startswith(_OWN_MODULES)
 
 
 def _initialize_op() -> str | None:
@@ -422,7 +424,7 @@ Forms, the types being anything that `fl.to_type` or TensorFlow's own specs say:
 
 The function sees tensors, `tf.data.Dataset` for a sequence, and the containers of its
 type for structures; control flow over tensors is converted by autograph. Variables and
-tables that it creates are initialised on every call. It may call other computations of
+tables that it creates are initialized on every call. It may call other computations of
 TensorFlow, which become part of it.
 
 Raises:
@@ -449,8 +451,8 @@ class RowMap:
 
     def __init__(self, function: Callable[[Any], Any], row: fl.Type) -> None:
         traced = computation(function, row)
-        serialised = blocks.serialize_computation(traced)
-        if random_keys.may_draw(serialised):
+        serialized = blocks.serialize_computation(traced)
+        if random_keys.may_draw(serialized):
             raise errors.UnsupportedError(
                 "Expected a function of a row alone to map, found one that draws random"
                 " numbers: draw them in the client's work, which has keys for it."
@@ -474,6 +476,16 @@ class RowMap:
             function = function._clone(None)  # noqa: SLF001 (no public way)
         return self.__dict__ | {"function": function, "_traced": None}
 
+    def identify(self) -> str | None:
+        """Return a hash of what the function computes; None if Python code runs in it.
+
+        The function is traced for it.
+        """
+        try:
+            return identify_computation(computation(self.function, self._row))[:16]
+        except errors.UnsupportedError:
+            return None
+
     def apply(self, rows: ColumnarSequence, label: str) -> ColumnarSequence:
         """Return the rows that the function makes.
 
@@ -492,7 +504,7 @@ class RowMap:
             stacked = self._traced(tensors, tf.constant(rows.length))
         batched = tensor_structures.batch_type(self.result)
         plain = plain_values.to_plain(stacked, batched, label)
-        columns = tuple(map(Column, tensor_structures.flatten(plain)))
+        columns = tuple(map(Column, trees.flatten(plain)))
         return ColumnarSequence(columns, rows.length)
 
     def _trace(self, types: Sequence[fl.TensorType]) -> Any:

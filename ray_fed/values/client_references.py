@@ -1,14 +1,15 @@
-"""Clients by reference: names of their values, which are read where the work is.
+"""Clients by reference: names of their values, which workers read.
 
-    ClientSource    has every client's value: arrays, or a function of the client
-    HeldSource      one whose values are in this process
-    ClientMember    one client of a source; stands for its value
-    ClientReference the same for users, with the client's weight
-    ClientRun       some of them, in order; stands for a value placed at clients
-    ListCache       makes runs of lists that come again
+    ClientSource    the values of all clients: arrays, or a function of the client
+    HeldSource      a source whose values are in this process
+    ClientMember    one client of a source, in place of its value
+    ClientReference the same for users, with the client's id and weight
+    ClientRun       some clients in order, in place of a value placed at clients
+    NamedClients    a list with a value for each client, and the clients' ids
+    ListCache       makes a `ClientRun` of a list that is passed several times
 
-None of these is read on its way: a run is cut by slicing, and the executor that embeds
-a member reads it from its source.
+Slicing a `ClientRun` reads nothing. The executor that embeds a `ClientMember` reads its
+value from the source.
 """
 
 import abc
@@ -16,14 +17,15 @@ import collections
 import dataclasses
 import hashlib
 import io
+import itertools
 import logging
 import operator
 import pickle
 import threading
 import types
 import uuid
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import IO, Any, Literal, cast
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import IO, Any, Literal, TypeAlias, cast
 
 import federated_language as fl
 import numpy as np
@@ -31,6 +33,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.language import trees, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.values import stored
 from ray_fed.values.columnar_sequence import ColumnarSequence
@@ -44,14 +47,13 @@ class ClientSource(abc.ABC):
     """The values of all clients of one kind, by position.
 
     Attributes:
-        token: names the source; sources with the same token give the same values.
-        is_resident: whether reading costs nothing, or nothing beside reading the
-            base, so that caching is of no use.
-        opens_once: whether the first read opens what all further reads need, so that a
-            reader should keep the source.
-        num_bytes: of the arrays in this process.
-        base: has the values that this one arranges in another way; None: it has its
-            own.
+        token: Identifies the source. Sources with the same token have the same values.
+        is_resident: Whether a cache is of no use, because a read takes no time besides
+            a read of `base`.
+        opens_once: Whether the first read opens resources that all further reads need.
+            A reader should then keep the source.
+        num_bytes: Bytes of the arrays in this process.
+        base: The source whose values this one rearranges, or None if it has its own.
     """
 
     token: str
@@ -62,66 +64,66 @@ class ClientSource(abc.ABC):
 
     @abc.abstractmethod
     def read(self, position: int) -> Plain:
-        """Return what a client has, as a plain value.
+        """Return a client's plain value.
 
         Raises:
-            ValueMismatchError: it is not of the source's type.
-            ComputationError: reading it raised.
+            ValueMismatchError: The value does not have the type of the source.
+            ComputationError: The value could not be read.
         """
 
     def read_base(self, position: int) -> Plain:
-        """Return what a client has in `base`; see `read`."""
+        """Return a client's value in `base`; see `read`."""
         if self.base is None:
             raise NotImplementedError(f"{type(self).__name__} has no base.")
         return self.base.read(position)
 
     @property
     def function(self) -> Callable[[Any], Any] | None:
-        """The user's function that is pickled with the source; None without one."""
+        """The user's function that is pickled with the source, or None."""
         return None
 
     def opened(self) -> "ClientSource":
-        """Return the source that this one stands for, or itself."""
+        """Return the source in this process that this one refers to, or itself."""
         return self
 
     def opened_base(self) -> "ClientSource | None":
-        """Return the base, None also where the source was not opened so far."""
+        """Return the base, or None if there is none or it was not opened yet."""
         return self.base
 
     def arrange(self, value: Plain, position: int) -> Plain:
-        """Return what a client has, from what it has in `base`."""
+        """Return a client's value, made from its value in `base`."""
         raise NotImplementedError(f"{type(self).__name__} has no base: {position}")
 
     def over(self, base: "ClientSource") -> "ClientSource":
-        """Return this source over another base with the same values."""
+        """Return this source with another base that has the same values."""
         raise NotImplementedError(f"{type(self).__name__} has no base: {base}")
 
-    def check_batches(self, position: int, client: Hashable) -> None:
-        """Raise unless each batch of a client has one number of rows; see `batches`.
+    def describe(self) -> dict[str, Any]:
+        """Return properties that decide the values and are quick to read, as JSON."""
+        return {} if self.base is None else self.base.describe()
 
-        Now, where its value is at hand; else when it is read. Sources that make batches
-        of rows have no need to.
+    def check_batches(self, position: int, client: Hashable) -> None:
+        """Check that the columns of each batch of a client have one number of rows.
+
+        A value that is not in this process is checked when it is read. Sources that
+        make batches of rows do not check.
 
         Raises:
-            ValueMismatchError: a batch has several; client and batch are named.
+            ValueMismatchError: They differ. The error names the client and the batch.
         """
         if self.base is not None:
             self.base.check_batches(position, client)
 
     def occasion(self) -> Hashable:
-        """Return what decides the values that differ from call to call; None: nothing.
+        """Return the call on which the values depend, or None if they never change.
 
-        Read where the values are, under the key of the work that runs.
+        It is read from the random key of the current work.
         """
         return None
 
 
 class HeldSource(ClientSource):
-    """Values in this process.
-
-    Args:
-        held: plain, by position.
-    """
+    """A source whose plain values are in this process, by position."""
 
     is_resident = True
 
@@ -143,10 +145,7 @@ class HeldSource(ClientSource):
 
 
 def check_rows(value: Plain, client: Hashable) -> None:
-    """Raise unless each element's tensors of unknown first size have one size.
-
-    Warns of values that are not a number.
-    """
+    """Check that the columns of each batch have one number of rows. Warn of NaN."""
     if not isinstance(value, ColumnarSequence):
         return
     floats = (column.rows for column in value.columns if column.rows.dtype.kind == "f")
@@ -174,12 +173,7 @@ def check_rows(value: Plain, client: Hashable) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ClientMember:
-    """Stands for what one client has, until it is read.
-
-    Attributes:
-        source: to read from.
-        position: of the client in the source.
-    """
+    """The client at a position of a source, in place of its value."""
 
     source: ClientSource
     position: int
@@ -191,12 +185,12 @@ class ClientMember:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ClientReference(ClientMember):
-    """One client of a source, as users meet it.
+    """A client of a source, as users see it.
 
     Attributes:
-        type_signature: of what the client has.
-        id: that the user gave it.
-        weight: what its work costs; None: not known.
+        type_signature: Type of the client's value.
+        id: The client's id.
+        weight: Cost of the client's work, or None if unknown.
     """
 
     type_signature: fl.Type
@@ -208,32 +202,34 @@ class ClientReference(ClientMember):
         held = errors.cut(str(self.type_signature))
         return f"<client {errors.describe(self.id)}: {held}>"
 
+    def check_type(self, type_spec: fl.Type) -> None:
+        """Raise ValueMismatchError unless the client's value is of `type_spec`."""
+        _check_type(self.type_signature, type_spec)
+
     def check_batches(self) -> None:
-        """Raise unless each batch has one number of rows, in all that it holds.
-
-        Now, where the value is at hand; else when a worker reads it.
-
-        Raises:
-            ValueMismatchError: a batch has several; client and batch are named.
-        """
+        """Check the batches of the client, see `ClientSource.check_batches`."""
         self.source.check_batches(self.position, self.id)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientRun(ClientSequence):
-    """Stands for what some clients have: a value placed at clients, unread.
+    """Some clients of a source, in place of a value placed at clients.
 
     Attributes:
-        source: of all of them.
-        type_signature: of one client's value.
-        positions: i64[clients], in the source; a client may stand there twice.
-        weights: f64[clients], what each client's work costs; None: not known.
+        source: The source of all these clients.
+        type_signature: Type of one client's value.
+        positions: i64[clients]: position of each client in the source. A position may
+            occur several times.
+        weights: f64[clients]: cost of each client's work, or None if unknown.
+        ids: One id for each client, in order. Empty if the clients have no ids, and in
+            the slices that workers receive.
     """
 
     source: ClientSource
     type_signature: fl.Type
     positions: NDArray[np.int64]
     weights: NDArray[np.float64] | None = None
+    ids: tuple[Hashable, ...] = ()
 
     @override
     def __len__(self) -> int:
@@ -248,58 +244,64 @@ class ClientRun(ClientSequence):
         return ClientRun(self.source, self.type_signature, self.positions[cut], weights)
 
     def without(self, dropped: Sequence[int]) -> "ClientRun":
-        """Return these clients but for those at some places."""
+        """Return the clients without those at the positions `dropped` of this run."""
         weights = None if self.weights is None else np.delete(self.weights, dropped)
         positions = np.delete(self.positions, dropped)
         return ClientRun(self.source, self.type_signature, positions, weights)
 
     def check_type(self, type_spec: fl.Type) -> None:
-        """Raise ValueMismatchError unless clients have values of a type."""
-        if not type_spec.is_assignable_from(self.type_signature):
-            raise errors.ValueMismatchError(
-                f"Expected what a client has of type `{type_spec}`, found"
-                f" `{self.type_signature}`{_advise(type_spec, self.type_signature)}."
-            )
+        """Raise ValueMismatchError unless the clients' values are of `type_spec`."""
+        _check_type(self.type_signature, type_spec)
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """What runs with equal values have in common."""
+        """A key that is equal for runs with equal values."""
         return self.source.token, self.positions.tobytes()
 
 
+def _check_type(found: fl.Type, wanted: fl.Type) -> None:
+    if not wanted.is_assignable_from(found):
+        raise errors.ValueMismatchError(
+            f"Expected client data of type `{wanted}`, found"
+            f" `{found}`{_advise(wanted, found)}."
+        )
+
+
 def as_run(value: object, type_spec: fl.Type) -> ClientRun | None:
-    """Return a value for clients as a run, if it is one or a list out of one source.
+    """Return a value for clients as a `ClientRun`, or None if that is not possible.
 
     Args:
-        value: what a caller gave.
-        type_spec: of one client's value.
+        value: A `ClientRun`, a list of references to clients, or any other value.
+        type_spec: Declared type of one client's value.
 
     Raises:
-        ValueMismatchError: the clients have values of another type.
+        ValueMismatchError: The clients have values of another type.
     """
     run = value if isinstance(value, ClientRun) else _gather(value)
     if run is None:
         return None
     run.check_type(type_spec)
-    return ClientRun(run.source, run.type_signature, run.positions, run.weights)
+    return ClientRun(
+        run.source, run.type_signature, run.positions, run.weights, run.ids
+    )
 
 
 CODES = '`pandas.Series(labels).astype("category").cat.codes`, in the expected dtype'
-"""What numbers labels of strings become."""
+"""The expression that turns a user's string labels into numbers, for errors."""
 
 
 def advise_label_type(dtype: np.dtype[Any], shape: Sequence[int | None] | None) -> str:
-    """Return how a model has labels of another type, as an error goes on."""
+    """Return advice for an error: how to declare a model with such labels."""
     label_type = f"fl.TensorType(np.{dtype.name}, {[None, *(shape or ())[1:]]})"
     return f"have a model of such labels by `label_type={label_type}` of `from_keras`"
 
 
 def _advise(wanted: fl.Type, found: fl.Type) -> str:
-    """Return what makes one type of another, as an error goes on; nothing: unknown."""
+    """Return advice for an error: how to get `wanted` from `found`, or ""."""
     sequences = isinstance(wanted, fl.SequenceType), isinstance(found, fl.SequenceType)
     if not all(sequences):
         return ""
-    declared, given = dict(_named_leaves(wanted, "")), dict(_named_leaves(found, ""))
+    declared, given = _named_leaves(wanted), _named_leaves(found)
     pairs = {
         name: (declared[name], leaf)
         for name, leaf in given.items()
@@ -340,15 +342,13 @@ def _advise(wanted: fl.Type, found: fl.Type) -> str:
     return f": {'; '.join(steps)}" if steps else ""
 
 
-def _named_leaves(type_spec: fl.Type, name: str) -> Iterator[tuple[str, fl.TensorType]]:
-    if isinstance(type_spec, fl.SequenceType):
-        yield from _named_leaves(type_spec.element, name)
-    elif isinstance(type_spec, fl.TensorType):
-        yield name, type_spec
-    elif isinstance(type_spec, fl.StructType):
-        for index, (inner, member) in enumerate(type_spec.items()):
-            path = f"{name}.{inner or index}" if name else str(inner or index)
-            yield from _named_leaves(member, path)
+def _named_leaves(type_spec: fl.Type) -> dict[str, fl.TensorType]:
+    element = type_spec.element if isinstance(type_spec, fl.SequenceType) else type_spec
+    return {
+        ".".join(map(str, path)): leaf
+        for path, leaf in trees.named_leaves(element)
+        if isinstance(leaf, fl.TensorType)
+    }
 
 
 def _gather(value: object) -> ClientRun | None:
@@ -367,23 +367,142 @@ def _gather(value: object) -> ClientRun | None:
         first.type_signature,
         np.array([member.position for member in members], np.int64),
         np.array(weights, np.float64) if len(weights) == len(members) else None,
+        tuple(member.id for member in members),
+    )
+
+
+def plain_id(client: Any) -> Any:
+    """Return an id in types of Python.
+
+    NumPy's integers and strings are equal to Python's, but have other texts. What
+    depends on the text, such as the order of shuffled rows, must be the same.
+    """
+    if isinstance(client, tuple) and not hasattr(client, "_fields"):
+        return tuple(map(plain_id, cast("tuple[Any, ...]", client)))
+    if isinstance(client, np.integer | np.str_ | np.bytes_ | np.bool_):
+        return client.item()
+    return client
+
+
+class NamedClients(list[Any]):
+    """A list with a value for each client, and the ids of these clients.
+
+    Args:
+        values: One value for each client.
+        ids: The id of each client, in the order of `values`.
+
+    Attributes:
+        ids: The id of each client. A slice of the list is a list without ids.
+    """
+
+    def __init__(self, values: Iterable[Any], ids: Iterable[Hashable]) -> None:
+        super().__init__(values)
+        self.ids = tuple(map(plain_id, ids))
+
+
+ClientIds: TypeAlias = tuple[Hashable, ...]
+"""The ids in one client's value: none, one, or one for each reference in a tuple."""
+
+
+def check_pairs(arg: Plain, type_spec: fl.Type | None) -> None:
+    """Check that all parts of an argument with ids have them in the same order.
+
+    Values of clients are paired by index, so the ids at each index must be equal. A
+    part without ids, such as a list of arrays, is not compared.
+
+    Args:
+        arg: The argument of a call.
+        type_spec: Type of the argument, or None for a call without one.
+
+    Raises:
+        ValueMismatchError: Two parts have different clients at one index.
+    """
+    if type_spec is None:
+        return
+    placed = [
+        part
+        for part_type, part in stored.placed_parts(arg, type_spec)
+        if type_checks.differs_by_client(part_type)
+    ]
+    if len(placed) == 1 and isinstance(placed[0], ClientRun):
+        return
+    check_same_clients(map(ids_by_client, placed))
+
+
+def check_same_clients(parts: Iterable[Sequence[ClientIds]]) -> None:
+    """Check that values of clients have the same ids in the same order.
+
+    Args:
+        parts: The result of `ids_by_client` for each value.
+
+    Raises:
+        ValueMismatchError: Two values have different clients at one index.
+    """
+    named = [ids for ids in parts if ids]
+    for index, found in enumerate(itertools.zip_longest(*named, fillvalue=())):
+        first, *others = [*itertools.chain.from_iterable(found)] or [None]
+        for other in others:
+            if other != first:
+                raise _no_pair(named, index, first, other)
+
+
+def ids_by_client(part: Any) -> list[ClientIds]:
+    """Return the ids in each client's value, or an empty list if there are none."""
+    if isinstance(part, ClientRun | NamedClients):
+        return [(each,) for each in part.ids]
+    if not isinstance(part, list | tuple):
+        return []
+    members = list(cast("Sequence[Any]", part))
+    # A client's value may be a tuple of references. Only the first tuple is searched,
+    # because a search of all tuples of arrays would take long.
+    are_pairs = bool(_ids_inside(members[0] if members else None))
+    found = [
+        _ids_inside(each) if are_pairs or isinstance(each, ClientReference) else ()
+        for each in members
+    ]
+    return found if any(found) else []
+
+
+def _ids_inside(value: Any) -> ClientIds:
+    if isinstance(value, ClientReference):
+        return (value.id,)
+    if not isinstance(value, tuple):
+        return ()
+    return tuple(
+        each for part in cast("ClientIds", value) for each in _ids_inside(part)
+    )
+
+
+def _no_pair(
+    named: Sequence[Sequence[ClientIds]], index: int, first: object, other: object
+) -> errors.ValueMismatchError:
+    """Return the error that the values of different clients are at one index."""
+    sets = [set(itertools.chain.from_iterable(ids)) for ids in named]
+    then = "some clients are in one of them only: select those that all have,"
+    if all(each == sets[0] for each in sets):
+        then = "these are the same clients in another order: put them in one order,"
+    return errors.ValueMismatchError(
+        "Expected the same client at each index of all arguments that are placed at"
+        f" clients, found the ids {errors.describe(first)} and"
+        f" {errors.describe(other)} at index {index}: {then} such as by"
+        " `data.select(ids)`."
     )
 
 
 _LEAST_BYTES = 64 * 1024
-"""Smaller lists travel inside of a call, as quick as what would stand for them."""
+"""Minimum bytes of a cached list. A smaller one is sent as fast as a reference."""
 
 _SEEN_LISTS = 64
-"""Lists that came once, of which a few bytes are remembered."""
+"""Number of lists that were passed once and of which only a hash is remembered."""
 
 _SAMPLED_ARRAYS, _SAMPLED = 64, 16
 
 
 class _ListPickler(pickle.Pickler):
-    """Writes lists of numbers, text and arrays; the arrays' bytes stay where they are.
+    """Pickles lists of numbers, strings and arrays, without the bytes of arrays.
 
     Raises:
-        PicklingError: there is something else, or an array whose bytes are in pieces.
+        PicklingError: The list has another object, or an array that is not contiguous.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -397,7 +516,7 @@ class _ListPickler(pickle.Pickler):
             whole = obj if order == "C" else obj.T
             if not whole.flags.c_contiguous:
                 raise pickle.PicklingError
-            if obj.dtype.kind not in "biufc":  # others' memory is not shown as it is
+            if obj.dtype.kind not in "biufc":  # no buffer protocol for other dtypes
                 whole = whole.reshape(-1).view(np.uint8)
             self.arrays.append(whole)
             return _lay_array, (obj.shape, obj.dtype, order)
@@ -412,14 +531,14 @@ _PICKLED = (
     np.generic,
     np.dtype,
     collections.OrderedDict,
-    types.FunctionType,  # these three say how the others are made
+    types.FunctionType,  # pickles refer to these three to construct the others
     types.BuiltinFunctionType,
     type,
 )
 
 
 def _lay_array(*about: Any) -> NDArray[Any]:
-    """Stand for `_ListUnpickler.lay` in a structure."""
+    """Stand for `_ListUnpickler.lay` in a pickled structure."""
     raise NotImplementedError(f"An array without its bytes: {about}.")
 
 
@@ -442,12 +561,12 @@ class _ListUnpickler(pickle.Unpickler):
 
 @dataclasses.dataclass(frozen=True)
 class _Content:
-    """What a list holds.
+    """The content of a list.
 
     Attributes:
-        structure: all but the bytes of its arrays.
-        arrays: these, where they are, or copied.
-        num_bytes: of all.
+        structure: The pickled list, without the bytes of its arrays.
+        arrays: The list's own arrays, or copies of their bytes.
+        num_bytes: Bytes of structure and arrays.
     """
 
     structure: bytes
@@ -456,7 +575,7 @@ class _Content:
 
     @classmethod
     def of(cls, members: Sequence[Any]) -> "_Content | None":
-        """Return what a list holds; None: something else than its bytes counts."""
+        """Return the content of a list, or None if it has objects of other types."""
         file = io.BytesIO()
         pickler = _ListPickler(file)
         try:
@@ -467,7 +586,7 @@ class _Content:
         return cls(file.getvalue(), pickler.arrays, num_bytes)
 
     def sample(self) -> bytes:
-        """Return what tells lists apart which differ in shape, or at most places."""
+        """Return a hash of the structure and of some elements of some arrays."""
         found = hashlib.sha256(self.structure)
         for array in self.arrays[:: 1 + len(self.arrays) // _SAMPLED_ARRAYS]:
             flat = array.reshape(-1)
@@ -475,7 +594,7 @@ class _Content:
         return found.digest()
 
     def equals(self, other: "_Content") -> bool:
-        """Return whether a list holds the same bytes as this copy."""
+        """Return whether the content of a list equals this copy, byte for byte."""
         return self.structure == other.structure and all(
             map(operator.eq, self.arrays, other.arrays)
         )
@@ -485,23 +604,23 @@ class _Content:
         return dataclasses.replace(self, arrays=copies)
 
     def read(self) -> Sequence[Any]:
-        """Return the list, over the same bytes."""
+        """Return the list. Its arrays share these bytes."""
         return _ListUnpickler(self).load()
 
 
 class ListCache:
-    """Lists with a value for each client, kept by what they hold.
+    """Recognizes lists of client values that are passed again, by their content.
 
-        once         some bytes of it are remembered
-        once more    it is copied, and clients by reference stand for it from now on
-        again        it is compared with the copy, byte for byte
+        first time     a hash of a sample is remembered
+        second time    the list is copied, and a `ClientRun` replaces it
+        later          the list is compared with the copy, byte for byte
 
-    So workers keep what they made of it. A list that was written to is another one.
-    Any thread may use this.
+    Workers can then cache the clients' data. A modified list is a new one. Any thread
+    may use this.
 
     Args:
-        max_bytes: of all lists that are kept, each counted twice, as sequences that are
-            laid end to end are copies, too; the least recently used one goes first.
+        max_bytes: Maximum bytes of all copied lists. Each counts twice, because its
+            sequences are copied again as columns. The least recently used is dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -517,12 +636,13 @@ class ListCache:
         member: fl.Type,
         read: Callable[[Sequence[Any]], list[Plain]],
     ) -> Sequence[Plain]:
-        """Return the plain values of a list of clients, or a run that stands for them.
+        """Return the plain values of a list of clients, or a `ClientRun` for them.
 
         Args:
-            members: what each client has, unchecked.
-            member: the type of that.
-            read: returns the plain values of such a list; called where none is kept.
+            members: The value of each client, unchecked.
+            member: Declared type of one client's value.
+            read: Function that converts such a list to plain values. It is not called
+                for a list that was recognized.
         """
         content = _Content.of(members) if self._max_bytes else None
         if content is None or content.num_bytes < _LEAST_BYTES:
@@ -551,14 +671,13 @@ class ListCache:
         return 2 * sum(copy.num_bytes for copy, _ in self._kept.values())
 
     def clear(self) -> None:
-        """Forget all lists."""
+        """Drop all lists."""
         with self._lock:
             self._kept.clear()
         self._seen.clear()
 
 
 def _place(held: Sequence[Plain], member: fl.Type) -> ClientRun:
-    """Return values of clients in this process as a run."""
     rows = stored.count_rows_of_each(held)
     weights = None if rows is None else np.array(rows, np.float64)
     return ClientRun(HeldSource(held), member, np.arange(len(held)), weights)

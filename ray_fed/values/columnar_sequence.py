@@ -1,8 +1,7 @@
-"""A sequence as columns: one array for each tensor of its elements, laid end to end.
+"""Sequences as columns: one array for each tensor of the element type.
 
-A client's dataset is many small tensors. As columns it travels without copies, is
-sliced at no cost, and becomes the input of a graph as it is. There are three layouts,
-by what the federated type says of a tensor's shape:
+As columns, a client's dataset is sent and sliced without copies, and it is the input of
+a graph as it is. The federated type of a tensor decides its layout:
 
     element shape fixed           f32[784]      rows f32[n, 784]        splits None
     leading dimension unknown     f32[?, 784]   rows f32[sum, 784]      splits i64[n+1]
@@ -18,11 +17,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 Dims = tuple[int | None, ...] | None
-"""A shape as a federated type writes it: None is unknown."""
+"""A shape in a federated type. None is an unknown dimension, or an unknown rank."""
+
+
+def lock(array: NDArray[Any]) -> NDArray[Any]:
+    """Make an array read-only and return it. No other code may refer to it."""
+    array.flags.writeable = False
+    return array
+
+
+def own(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array if no code can write to it, otherwise a read-only copy."""
+    return array if _is_locked(array) else lock(array.copy())
+
+
+def _is_locked(array: NDArray[Any]) -> bool:
+    """Return whether the array and all memory below it are read-only."""
+    memory: Any = array
+    while isinstance(memory, np.ndarray):
+        if memory.flags.writeable:
+            return False
+        memory = cast("Any", memory).base
+    try:
+        return memory is None or memoryview(memory).readonly
+    except TypeError:
+        return False
 
 
 def bytes_of(array: NDArray[Any]) -> int:
-    """Return the bytes that an array holds, those of strings and rows in it too."""
+    """Return the bytes of an array, including the strings and arrays in it."""
     if array.dtype != object:
         return array.nbytes
     held = (
@@ -37,8 +60,8 @@ class Column:
     """One tensor of every element of a sequence, in element order.
 
     Attributes:
-        rows: the layout that the module's table gives.
-        splits: i64[n + 1], element i is `rows[splits[i]:splits[i + 1]]`; None where
+        rows: The rows of all elements, see the table of this module.
+        splits: i64[n + 1]: element i is `rows[splits[i]:splits[i + 1]]`. If None,
             element i is `rows[i]`.
     """
 
@@ -56,19 +79,25 @@ class Column:
         return self.rows[self.splits[index] : self.splits[index + 1]]
 
     def with_splits(self) -> "Column":
-        """Return the column laid as for elements of unknown leading dimension.
-
-        Itself where it is; else `rows` is of elements of one shape, not scalars.
-        """
+        """Return the column with splits. Elements without splits may not be scalars."""
         if self.splits is not None:
             return self
         length, size, *rest = self.rows.shape
         rows = self.rows.reshape(length * size, *rest)
         return Column(rows, np.arange(length + 1, dtype=np.int64) * size)
 
+    def copy(self) -> "Column":
+        """Return an equal column that shares no memory with this one."""
+        rows = self.rows.copy()
+        if rows.dtype == object:  # of arrays, or of strings, which are immutable
+            for index, member in enumerate(self.rows):
+                if isinstance(member, np.ndarray):
+                    rows[index] = member.copy()
+        return Column(rows, self.splits)
+
     @property
     def batch_size(self) -> int | None:
-        """The size of all elements but the last, which may be smaller; or None."""
+        """The size of all elements, of which the last may be smaller, or None."""
         if self.splits is None or not len(self.splits[1:]):
             return None
         sizes = np.diff(self.splits)
@@ -81,8 +110,8 @@ class ColumnarSequence:
     """The plain value of a `SequenceType`.
 
     Attributes:
-        columns: one for each tensor of the element type, in the order of the type.
-        length: how many elements there are.
+        columns: A column for each tensor of the element type, in the order of the type.
+        length: Number of elements.
     """
 
     columns: tuple[Column, ...]
@@ -95,9 +124,18 @@ class ColumnarSequence:
         for index in range(self.length):
             yield tuple(column[index] for column in self.columns)
 
+    def copy(self) -> "ColumnarSequence":
+        """Return an equal sequence that shares no memory with this one."""
+        return ColumnarSequence(tuple(c.copy() for c in self.columns), self.length)
+
+    def own(self) -> "ColumnarSequence":
+        """Return an equal sequence whose columns are read-only."""
+        columns = (dataclasses.replace(c, rows=own(c.rows)) for c in self.columns)
+        return ColumnarSequence(tuple(columns), self.length)
+
     @property
     def num_bytes(self) -> int:
-        """The size of the arrays, splits included, in bytes."""
+        """The bytes of all arrays, including splits."""
         return sum(
             bytes_of(column.rows)
             + (0 if column.splits is None else column.splits.nbytes)
@@ -107,12 +145,12 @@ class ColumnarSequence:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What is known of a sequence whose elements are all of the same shapes.
+    """The sizes of a sequence whose elements all have the same shapes.
 
     Attributes:
-        length: number of elements.
-        batches: leading dimension of each column's elements; None where their shape is
-            that of the type.
+        length: Number of elements.
+        batches: Leading dimension of each column's elements; None where the type fixes
+            it.
     """
 
     length: int
@@ -124,42 +162,41 @@ def lay_column(
     dtype: np.dtype[np.generic],
     shape: Dims,
 ) -> Column:
-    """Lay the tensors of one column end to end.
+    """Concatenate the tensors of one column.
+
+    The result is read-only if it is a copy. A single tensor with an unknown first
+    dimension is not copied.
 
     Args:
-        tensors: one an element, each of `dtype` and compatible with `shape`.
-        dtype: of the tensors; object for strings.
-        shape: of one tensor, as the federated type declares it.
-
-    Returns:
-        The column in the tightest of the module's layouts.
+        tensors: The tensor of each element, of `dtype` and compatible with `shape`.
+        dtype: Dtype of the tensors, object for strings.
+        shape: Shape of one tensor, as the federated type declares it.
     """
     fixed = [] if shape is None else [size for size in shape if size is not None]
     if shape is not None and len(fixed) == len(shape):
         rows = np.empty((len(tensors), *fixed), dtype)
         for index, tensor in enumerate(tensors):
             rows[index] = tensor
-        return Column(rows)
+        return Column(lock(rows))
     if shape is not None and None not in shape[1:]:
         arrays = [np.asarray(tensor, dtype) for tensor in tensors]
         ends = itertools.accumulate((len(array) for array in arrays), initial=0)
         splits = np.fromiter(ends, np.int64, len(arrays) + 1)
         if len(arrays) == 1:
             return Column(arrays[0], splits)
-        return Column(
-            np.concatenate(arrays) if arrays else np.empty((0, *fixed), dtype), splits
-        )
+        laid = np.concatenate(arrays) if arrays else np.empty((0, *fixed), dtype)
+        return Column(lock(laid), splits)
     rows = np.empty(len(tensors), object)
     for index, tensor in enumerate(tensors):
-        rows[index] = np.asarray(tensor)
-    return Column(rows)
+        rows[index] = np.array(tensor)
+    return Column(lock(rows))
 
 
 def join_columns(parts: Sequence[Column]) -> Column:
-    """Return columns of one layout, at least one, as the column of all elements."""
+    """Concatenate at least one column of one layout."""
     if len(parts) == 1:
         return parts[0]
-    laid = np.concatenate([part.rows for part in parts])
+    laid = lock(np.concatenate([part.rows for part in parts]))
     if parts[0].splits is None:
         return Column(laid)
     starts = itertools.accumulate((len(part.rows) for part in parts), initial=0)
@@ -171,7 +208,7 @@ def join_columns(parts: Sequence[Column]) -> Column:
 
 
 def count_column_bytes(column: Column) -> int:
-    """Return about how many bytes a column holds, those of its objects included."""
+    """Return the approximate bytes of a column, including the objects in it."""
     splits = 0 if column.splits is None else column.splits.nbytes
     if column.rows.dtype != object:
         return column.rows.nbytes + splits

@@ -1,5 +1,6 @@
-"""A cache of a bounded number of values: the least recently used one goes first."""
+"""A cache of bounded size that drops the least recently used value."""
 
+import math
 import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -9,29 +10,38 @@ _Value = TypeVar("_Value")
 
 
 class LruCache(Generic[_Key, _Value]):
-    """Maps keys to at most `limit` values; drops the least recently used value.
+    """Maps keys to at most `limit` values and drops the least recently used value.
 
     Values must not be None. Several threads may use one cache.
 
     Args:
-        limit: the most values that the cache holds, >= 1.
-        on_drop: called with each value that leaves the cache.
+        limit: Maximum number of values, >= 1.
+        on_drop: Function that is called with each value that leaves the cache.
+        max_weight: Maximum sum of the values' weights, such as bytes.
+        least: Number of latest values that stay regardless of their weight, >= 1.
     """
 
     def __init__(
-        self, limit: int, on_drop: Callable[[_Value], object] = lambda _: None
+        self,
+        limit: int,
+        on_drop: Callable[[_Value], object] = lambda _: None,
+        *,
+        max_weight: float = math.inf,
+        least: int = 1,
     ) -> None:
         self._limit = limit
         self._on_drop = on_drop
+        self._max_weight, self._least = max_weight, least
+        self._weights: dict[_Key, float] = {}
         self._held: dict[_Key, _Value] = {}  # the least recently used first
         # Reentrant: freeing a value under the lock may call this cache again.
         self._lock = threading.RLock()
 
-    def get(self, key: _Key, make: Callable[[], _Value]) -> _Value:
-        """Return the value of a key; if there is none, make one and put it.
+    def get(self, key: _Key, make: Callable[[], _Value], weight: float = 0) -> _Value:
+        """Return the value of a key, or make and put it.
 
-        Threads that miss the same key at once may each make a value; all of them get
-        the first one that was put, and the others are dropped.
+        If several threads miss a key at once, each makes a value. All of them return
+        the first value that was put, and the others are dropped.
         """
         found = self.find(key)
         if found is not None:
@@ -40,7 +50,7 @@ class LruCache(Generic[_Key, _Value]):
         with self._lock:
             found = self.find(key)
             if found is None:
-                self.put(key, made)
+                self.put(key, made, weight)
                 return made
         self._on_drop(made)
         return found
@@ -53,16 +63,30 @@ class LruCache(Generic[_Key, _Value]):
             value = self._held[key] = self._held.pop(key)
             return value
 
-    def put(self, key: _Key, value: _Value) -> None:
-        """Set the value of a key; drop the value that the key had before."""
+    def put(self, key: _Key, value: _Value, weight: float = 0) -> None:
+        """Set the value of a key and drop its previous value."""
         with self._lock:
             dropped = [self._held.pop(key, None)]
-            self._held[key] = value
-            if len(self._held) > self._limit:
-                dropped.append(self._held.pop(next(iter(self._held))))
+            self._held[key], self._weights[key] = value, weight
+            while len(self._held) > self._limit or (
+                len(self._held) > self._least
+                and sum(self._weights.values()) > self._max_weight
+            ):
+                oldest = next(iter(self._held))
+                dropped.append(self._held.pop(oldest))
+                del self._weights[oldest]
         for former in dropped:
             if former is not None and former is not value:
                 self._on_drop(former)
+
+    def drop(self, key: _Key, is_it: Callable[[_Value], bool]) -> None:
+        """Drop the value of a key if `is_it` returns true for it."""
+        with self._lock:
+            value = self._held.get(key)
+            if value is None or not is_it(value):
+                return
+            del self._held[key], self._weights[key]
+        self._on_drop(value)
 
     def items(self) -> list[tuple[_Key, _Value]]:
         """Return (key, value) pairs, the least recently used first."""
@@ -74,5 +98,6 @@ class LruCache(Generic[_Key, _Value]):
         with self._lock:
             dropped = list(self._held.values())
             self._held.clear()
+            self._weights.clear()
         for value in dropped:
             self._on_drop(value)

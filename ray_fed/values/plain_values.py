@@ -1,35 +1,21 @@
-"""Values at the edge: checked once against their federated type, then trusted.
+"""Conversion of Python values to plain values, with a check of their type, and back.
 
-Python hands in structures of many containers; the inside knows *plain values*:
+Users pass many kinds of containers, datasets and numbers. Inside ray_fed there are only
+*plain values*:
 
     TensorType      numpy scalar or array; bytes for strings (arrays of object)
     StructType      tuple, in the order of the type
     SequenceType    `ColumnarSequence`
-    FederatedType   the member's plain value; a list where clients differ
+    FederatedType   the member's plain value, or a list with one for each client
 
-Anywhere in it, `External` may stand for the value that a file holds. A `ClientRun` may
-stand for the values of clients, and a `ClientMember` for one.
+In any of these places, `External` can stand for a value in a file, `ClientRun` for the
+values of clients, and `ClientMember` for one client's value.
 
-Plain values pickle, need neither names nor TensorFlow, and are read-only by
-convention.
-
-Tensors at the edge: numbers, arrays and strings, checked against their type.
-
-Elements of a sequence that are all alike, laid as columns without a look at each.
-
-What lists and generators yield is nearly always alike: numbers of one Python type,
-arrays of one dtype, dicts of those with the same names. Such elements are checked and
-laid by column; all others, and all that are wrong, are left to the checks of one
-element, which cost about 13 us a tensor and name in their error what is wrong.
-
-Sequences at the edge: datasets and iterables, read in bounded steps to columns.
-
-The values of many clients in the Python containers that their type declares.
-
-federated_language takes some 30 us a tensor to pack a value, most of it to look at the
-type. Here the type is looked at once for all clients.
+Plain values can be pickled, need neither names nor TensorFlow, and are read-only by
+convention. Their types are not checked again.
 """
 
+import functools
 import itertools
 import operator
 from collections import OrderedDict
@@ -42,13 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
-from ray_fed.language import blocks, type_checks
+from ray_fed.language import blocks, trees, type_checks
 from ray_fed.language.structs import Plain, Struct, is_raw_memory, show, struct_elements
 from ray_fed.values import columnar_sequence, read_limits
 from ray_fed.values.client_references import (
     CODES,
     ClientMember,
     ListCache,
+    NamedClients,
     advise_label_type,
     as_run,
 )
@@ -59,30 +46,28 @@ from ray_fed.values.stored import (
     StoredComponents,
     is_listed,
 )
-from ray_fed.values.tensor_structures import (
-    flatten,
-    flatten_type,
-    storage_dtype,
-    unflatten,
-)
+from ray_fed.values.tensor_structures import flatten_type, storage_dtype
+
+_PACKED_TYPES = 256
+"""Number of types whose conversion to containers is cached."""
 
 
 def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plain:
-    """Check a value against the type of a tensor and return it as numpy's.
+    """Check a value against the type of a tensor and return a NumPy value.
 
     Raises:
-        ValueMismatchError: the value is not of the type.
+        ValueMismatchError: The value is not of the type.
     """
+    if isinstance(value, fl.program.MaterializableValueReference):
+        raise _tensor_error(value, type_spec, label)  # numpy would compute its value
     if hasattr(value, "numpy") and hasattr(value, "dtype"):
         value = _numpy_of(value, label)
-    if isinstance(value, np.ma.MaskedArray):  # its hidden elements would come to light
+    if isinstance(value, np.ma.MaskedArray):  # its masked elements would be used
         raise errors.ValueMismatchError(
             f"Expected {label} to be of type `{type_spec}`, found an array with a mask:"
             " pass `filled(...)` of it."
         )
     dtype: type[np.generic] = np.dtype(type_spec.dtype).type
-    if isinstance(value, fl.program.MaterializableValueReference):
-        raise _tensor_error(value, type_spec, label)  # numpy would wait for its value
     if dtype is np.str_:
         array = _string_array(value, type_spec, label)
     elif isinstance(value, np.ndarray | np.generic):
@@ -99,17 +84,46 @@ def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plai
     return array[()] if array.ndim == 0 else array
 
 
-def gather_arrays(values: Sequence[Any], type_spec: fl.Type) -> list[Plain] | None:
-    """Return values of one type as plain ones if they hold nothing but numpy's arrays.
+def own(plain: Plain) -> Plain:
+    """Return a plain value that the caller's code cannot change.
 
-    A tenth of the time of a check of each value by itself.
+    Its arrays are read-only. Writable arrays are copied.
 
     Args:
-        values: tuples or lists, nested as the type's structs; unchecked.
-        type_spec: of each.
+        plain: A result of `to_plain`. A list has a value for each client.
+    """
+    match plain:
+        case tuple() | list():
+            members = cast("Sequence[Plain]", plain)
+            return type(plain)(own(member) for member in members)
+        case columnar_sequence.ColumnarSequence():
+            return plain.own()
+        case np.ndarray():
+            return columnar_sequence.own(plain)
+        case _:
+            return plain
+
+
+def copy_plain(plain: Plain) -> Plain:
+    """Return an equal value with writable arrays that share no memory with it."""
+    if isinstance(plain, tuple):
+        return tuple(map(copy_plain, cast("tuple[Plain, ...]", plain)))
+    if isinstance(plain, columnar_sequence.ColumnarSequence | np.ndarray):
+        return plain.copy()
+    return plain
+
+
+def gather_arrays(values: Sequence[Any], type_spec: fl.Type) -> list[Plain] | None:
+    """Return values of one type as plain values if they have only NumPy arrays.
+
+    This takes a tenth of the time of a check of each value.
+
+    Args:
+        values: The values, unchecked. Structs are tuples or lists.
+        type_spec: Type of each value.
 
     Returns:
-        None where a value is another one, or may be a wrong one.
+        The plain values, or None if a value has another form or may be wrong.
     """
     if isinstance(type_spec, fl.TensorType):
         return list(values) if _are_arrays(values, type_spec) else None
@@ -156,7 +170,7 @@ def _symbolic_error(value: object, label: str) -> errors.ValueMismatchError:
 
 
 def fits_shape(found: columnar_sequence.Dims, declared: columnar_sequence.Dims) -> bool:
-    """Return whether a shape, as far as it is known, is one that a type declares."""
+    """Return whether the known dimensions of a shape fit a declared shape."""
     if found is None or declared is None:
         return True
     return len(found) == len(declared) and all(
@@ -170,7 +184,20 @@ def _is_of_labels(label: str) -> bool:
 
 
 def _advise_shape(array: Any, type_spec: fl.TensorType, label: str) -> str:
-    """Return how an array gets a declared shape, or a model the array's."""
+    """Return advice for an error: how to reshape an array, or change the model."""
+    is_in_batch = "batch " in label and (type_spec.shape or (0,))[0] is None
+    is_vector_label = _is_of_labels(label) and array.ndim > 0  # may lack a column
+    if (
+        is_in_batch
+        and not is_vector_label
+        and fits_shape(array.shape, (type_spec.shape or ())[1:])
+    ):
+        return (
+            "this is one row, so put the client's rows together in batches, such as by"
+            " `np.stack` of 32 inputs and of their labels, or pass each row as an"
+            " element to `ClientData.from_values` and call `batch(32)` of what that"
+            " returns"
+        )
     if not _is_of_labels(label):
         return "reshape it, or declare another type, such as by the input of a model"
     path, dims = label.split("`")[1], type_spec.shape or ()
@@ -190,7 +217,6 @@ def _advise_shape(array: Any, type_spec: fl.TensorType, label: str) -> str:
 
 
 def _is_one_hot(array: Any, type_spec: fl.TensorType) -> bool:
-    """Return whether an array has a row with one 1 for each whole number of a type."""
     is_of_numbers = type_spec.dtype.kind in "iu" and array.dtype.kind in "biuf"
     has_classes = array.size > 0 and array.shape[-1:] > (1,)
     is_of_rows = has_classes and fits_shape(array.shape[:-1], type_spec.shape)
@@ -262,16 +288,16 @@ _NUMBER_KINDS: Mapping[str, str] = {
     "f": "fcV",
     "c": "c",
 }
-"""Kinds of dtype (V is bfloat16) that Python numbers of a kind may take."""
+"""For each kind of Python numbers, the kinds of dtype to convert to. V is bfloat16."""
 
 
 _PYTHON_NUMBERS = {bool, int, float, complex}
 
 
 def _holds_numbers(value: Any, dtype: np.dtype[Any]) -> bool:
-    """Return whether nested lists hold Python's own numbers, or arrays of a dtype.
+    """Return whether nested lists have only Python numbers, or arrays of a dtype.
 
-    What has a dtype of its own is not cast; what is memory has no numbers at all.
+    Arrays are not cast. Raw memory has no numbers.
     """
     if isinstance(value, list | tuple):
         members = cast("Sequence[Any]", value)
@@ -284,11 +310,11 @@ def _holds_numbers(value: Any, dtype: np.dtype[Any]) -> bool:
 
 
 _EXACT = 2**53
-"""Whole numbers up to this one are compared as float64 without loss."""
+"""Whole numbers up to this one are exact in float64."""
 
 
 def _are_equal(array: NDArray[Any], numbers: NDArray[Any]) -> bool:
-    """Return whether numbers are the same after a cast, to the last digit."""
+    """Return whether a cast changed no number."""
     if not (array == numbers).all():
         return False
     if numbers.dtype.kind not in "iu" or array.dtype.kind in "iu":
@@ -322,17 +348,24 @@ def _array_of_numbers(value: object, type_spec: fl.TensorType, label: str) -> An
 
 
 _KINDS: Mapping[type, str] = {bool: "b", int: "iu", float: "f", complex: "c"}
-"""Kinds of dtype that numpy gives a list of Python numbers, each exact."""
+"""The kinds of dtype that represent a list of Python numbers exactly."""
 
 
 def lay_alike(
     elements: Sequence[Any], element: fl.Type
 ) -> list[columnar_sequence.Column] | None:
-    """Return elements of a sequence as columns; None: check and lay one by one.
+    """Return the elements of a sequence as columns if they are all alike.
+
+    Elements are alike if they are numbers of one Python type, arrays of one dtype, or
+    dicts of these with the same names. All other elements must be checked one by one,
+    which takes about 13 us for each tensor.
 
     Args:
-        elements: what a caller gave, unchecked.
-        element: the declared type of each.
+        elements: The elements, unchecked.
+        element: Declared type of each element.
+
+    Returns:
+        The columns, or None if elements are not alike or one may be wrong.
     """
     values = _leaves(elements, element) if elements else None
     if values is None:
@@ -346,7 +379,7 @@ def lay_alike(
 
 
 def _leaves(elements: Sequence[Any], element: fl.Type) -> list[Sequence[Any]] | None:
-    """Return for each tensor of the type its values, one an element; None: unlike."""
+    """Return a list of values for each tensor of the type, or None if not alike."""
     if isinstance(element, fl.TensorType):
         return [elements]
     if not isinstance(element, fl.StructType) or set(map(type, elements)) != {dict}:
@@ -385,48 +418,47 @@ def _lay_tensors(
 def _lay_numbers(
     values: Sequence[Any], type_spec: fl.TensorType
 ) -> columnar_sequence.Column | None:
-    """Return numbers of one Python type as a column."""
     kind = type(values[0])
     if kind not in _KINDS and not issubclass(kind, np.generic):
         return None
     found = np.asarray(values)
     if kind in _KINDS and found.dtype.kind not in _KINDS[kind]:
-        return None  # whole numbers that fit no one dtype
+        return None  # whole numbers that are too large for any dtype
     all_of_them = fl.TensorType(type_spec.dtype, [len(values)])
     given: object = values if kind in _KINDS else found
     try:
         array = to_plain_tensor(given, all_of_them, "elements")
     except errors.ValueMismatchError:
-        return None  # the check of one element says which
+        return None  # the check of each element finds the wrong one
     return columnar_sequence.Column(array)
 
 
 _STEP_ELEMENTS = 4096
-"""The most elements of an iterable that are read at once."""
+"""Maximum number of elements of an iterable to read at once."""
 
 _UNKNOWN_ELEMENTS = 64
-"""Elements of a dataset of unknown length that are read at once: each may take long."""
+"""Number of elements to read at once from a dataset of unknown length."""
 
 _AT_ONCE_BYTES = 2**24
-"""The most bytes of a dataset of known size that is read in one step."""
+"""Maximum bytes of a dataset of known size that is read in one step."""
 
 _INFINITE = -1
-"""The size that TensorFlow gives for a dataset without end."""
+"""TensorFlow's cardinality of a dataset without end."""
 
 _ALL = 2**62
-"""The size of a batch that holds all elements."""
+"""A batch size that is larger than any dataset."""
 
 
 def to_plain_sequence(value: object, type_spec: fl.SequenceType, label: str) -> Plain:
     """Check a dataset, a list or another iterable and return its columns.
 
     Args:
-        value: what a caller gave.
-        type_spec: the declared type.
-        label: what the value is called in an error.
+        value: The value, unchecked.
+        type_spec: Declared type.
+        label: Name of the value in an error.
 
     Raises:
-        ValueMismatchError: the value is not of the type.
+        ValueMismatchError: The value is not of the type.
     """
     if isinstance(value, columnar_sequence.ColumnarSequence):
         return value
@@ -436,26 +468,29 @@ def to_plain_sequence(value: object, type_spec: fl.SequenceType, label: str) -> 
         if laid is not None:
             return laid
         value = iterate_dataset(value)
+        return _read_elements(value, value, type_spec, label)
     tried = _iterate(value)
     if tried is None:
         raise errors.ValueMismatchError(
             f"Expected {label} to be a dataset, a list or another iterable of"
-            f" `{element}`, found {show(value)}: pass a list of its elements, one a"
-            " row, or one a batch where the type has batches."
+            f" `{element}`, found {show(value)}: pass a list of rows, or of batches if"
+            " the type has batches. A single batch is `[batch]`."
         )
+    if not isinstance(value, list | tuple | np.ndarray):
+        tried = _detach_each(tried, element, label)
     return _read_elements(value, tried, type_spec, label)
 
 
 def is_dataset(value: object) -> bool:
-    """Return whether a value is a dataset of TensorFlow's, which need not be loaded."""
+    """Return whether a value is a TensorFlow dataset, without loading TensorFlow."""
     return hasattr(value, "as_numpy_iterator")
 
 
 def iterate_dataset(dataset: Any) -> Iterator[Any]:
-    """Yield the elements of a dataset and end without an op that fails, as `iter` does.
+    """Yield the elements of a dataset, without an op that fails at its end.
 
-    In TensorFlow 2.21 an op that fails on one thread, as the last of `iter` does, makes
-    ops of other threads fail with its error where those run on another CPU device.
+    The last op of `iter` fails. In TensorFlow 2.21, an op that fails on one thread
+    makes ops of other threads fail with its error if they run on another CPU device.
     """
     iterator = iter(dataset)
     while (found := iterator.get_next_as_optional()).has_value():
@@ -463,8 +498,10 @@ def iterate_dataset(dataset: Any) -> Iterator[Any]:
 
 
 def _iterate(value: object) -> Iterator[Any] | None:
-    """Return an iterator over an object that lists values; None for any other."""
-    if not is_listed(value):
+    """Return an iterator over an object that lists values, or None."""
+    if not is_listed(value) or isinstance(
+        value, fl.program.MaterializableValueReference
+    ):
         return None
     try:
         return iter(cast("Iterable[Any]", value))
@@ -478,7 +515,7 @@ def _read_elements(
     type_spec: fl.SequenceType,
     label: str,
 ) -> columnar_sequence.ColumnarSequence:
-    """Read an iterator over a value step by step; a list or an array is one step."""
+    """Read elements in bounded steps. A list or an array is read in one step."""
     element = type_spec.element
     at_hand = isinstance(value, list | tuple | np.ndarray)
     meter = read_limits.Meter(label)
@@ -504,11 +541,10 @@ def _read_elements(
 def _lay(
     elements: Sequence[Any], element: fl.Type, label: str, start: int
 ) -> list[columnar_sequence.Column]:
-    """Check elements of a sequence, the first at position `start`, and lay them."""
-    types = flatten_type(element)
-    kind = "batch" if any(t.shape and t.shape[0] is None for t in types) else "element"
+    """Check elements of a sequence, of which the first has the index `start`."""
+    types, name = flatten_type(element), _name_of_each(element)
     leaves = [
-        flatten(to_plain(member, element, f"{kind} {index} of {label}"))
+        trees.flatten(to_plain(member, element, f"{name} {index} of {label}"))
         for index, member in enumerate(elements, start)
     ]
     return [
@@ -519,14 +555,45 @@ def _lay(
     ]
 
 
+def _name_of_each(element: fl.Type) -> str:
+    types = flatten_type(element)
+    is_batch = any(t.shape and t.shape[0] is None for t in types)
+    return "batch" if is_batch else "element"
+
+
+def _detach_each(
+    elements: Iterator[Any], element: fl.Type, label: str
+) -> Iterator[Any]:
+    """Yield copies of elements, because an iterable may reuse one buffer for all."""
+    for index, value in enumerate(elements):
+        detached = _detach(value)
+        if detached is None:
+            name = f"{_name_of_each(element)} {index} of {label}"
+            detached = own(to_plain(value, element, name))
+        yield detached
+
+
+def _detach(value: Any) -> Any:
+    """Return a copy of an element, or None if it is of an unusual kind."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.copy()
+    if kind in _PYTHON_NUMBERS or isinstance(value, np.generic):
+        return value
+    if kind is not dict:
+        return None
+    copies = {name: _detach(member) for name, member in value.items()}
+    return None if any(copy is None for copy in copies.values()) else copies
+
+
 def _read_stacked(
     dataset: Any, element: fl.Type, label: str
 ) -> columnar_sequence.ColumnarSequence | None:
-    """Return the columns of a dataset as TensorFlow stacks its elements, or None.
+    """Return the columns of a dataset whose elements TensorFlow can batch.
 
-    None where TensorFlow does not stack them (elements of different shapes, or no
-    elements), and where one is not of the type: `_read_elements`, ten times slower,
-    then raises an error that names the element.
+    This is ten times faster than `_read_elements`. Return None if elements have
+    different shapes, there are none, or one is not of the type. `_read_elements` then
+    raises an error that names the element.
     """
     length = _length_of(dataset, label)
     try:
@@ -539,7 +606,7 @@ def _read_stacked(
             if size
             else iter([dataset.batch(_ALL).get_single_element()])
         )
-    except Exception:  # noqa: BLE001 (`_read_elements` will say what it is)
+    except Exception:  # noqa: BLE001 (`_read_elements` reads it instead)
         return None
     runs: list[list[columnar_sequence.Column]] = []
     meter = read_limits.Meter(label)
@@ -557,7 +624,7 @@ def _read_stacked(
 
 
 def _length_of(dataset: Any, label: str) -> int:
-    """Return how many elements a dataset says it has; negative: it does not know."""
+    """Return the number of a dataset's elements, or a negative number if unknown."""
     length = int(dataset.cardinality()) if hasattr(dataset, "cardinality") else -2
     if length == _INFINITE:
         raise _endless(label, "a dataset")
@@ -572,14 +639,13 @@ def _endless(label: str, found: str) -> errors.ValueMismatchError:
 
 
 def _is_endless(value: object) -> bool:
-    """Return whether an iterable that has elements is known to have no end."""
     if isinstance(value, itertools.repeat):
         return operator.length_hint(cast("Any", value), _INFINITE) == _INFINITE
     return isinstance(value, itertools.count | itertools.cycle)
 
 
 def _step_size(specs: Sequence[tuple[fl.TensorType, Any]], length: int) -> int:
-    """Return how many elements of a dataset to read at once; 0 for all of them."""
+    """Return how many elements of a dataset to read at once, or 0 for all."""
     num_bytes = sum(
         storage_dtype(t).itemsize * spec.shape.num_elements() for t, spec in specs
     )
@@ -595,7 +661,7 @@ def _step_size(specs: Sequence[tuple[fl.TensorType, Any]], length: int) -> int:
 def _read_batches(
     batches: Iterator[Any], element: fl.Type, label: str
 ) -> Iterator[list[columnar_sequence.Column] | None]:
-    """Yield the columns of each batch of a dataset; None, last, if one is not read."""
+    """Yield the columns of each batch. Yield None and stop if one is not readable."""
     while True:
         try:
             stacked = next(batches, None)
@@ -604,7 +670,7 @@ def _read_batches(
             leaves = [
                 (t, leaf.numpy()) for t, leaf in _tensors_of(stacked, element, label)
             ]
-        except Exception:  # noqa: BLE001 (`_read_elements` will say what it is)
+        except Exception:  # noqa: BLE001 (`_read_elements` reads it instead)
             yield None
             return
         columns = [_column_of(stacked, leaf_type) for leaf_type, stacked in leaves]
@@ -615,7 +681,6 @@ def _read_batches(
 def _tensors_of(
     value: Any, type_spec: fl.Type, label: str
 ) -> Iterator[tuple[fl.TensorType, Any]]:
-    """Yield the tensors of a structure of tensors, each with its type."""
     if isinstance(type_spec, fl.StructType):
         for element_type, element_label, element in struct_elements(
             value, type_spec, label
@@ -629,56 +694,92 @@ def _tensors_of(
 def _column_of(
     stacked: Any, type_spec: fl.TensorType
 ) -> columnar_sequence.Column | None:
-    """Return elements' tensors, stacked, as a column; None: not of this type."""
+    """Return the batched tensors of elements as a column; None if the type differs."""
     declared = type_spec.shape
     is_of_type = stacked.dtype == storage_dtype(type_spec) and fits_shape(
         stacked.shape[1:], declared
     )
     if not is_of_type or declared is None or None in declared[1:]:
         return None
-    column = columnar_sequence.Column(stacked)
+    column = columnar_sequence.Column(columnar_sequence.lock(stacked))
     return column.with_splits() if None in declared else column
 
 
-def pack_members(members: Sequence[Plain], type_spec: fl.Type) -> list[Any]:
-    """Return plain values of one type in the containers of the type.
+def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
+    """Return a plain value in the Python containers that its type declares.
+
+    federated_language takes about 30 us for each tensor, mostly to inspect the type.
+    Here each type is inspected once.
 
     Args:
-        members: in any order, which stays.
-        type_spec: of each.
+        plain: The plain value.
+        type_spec: Its type. A struct without a container becomes an OrderedDict if it
+            has names, otherwise a tuple.
+
+    Returns:
+        NumPy values at the leaves, bytes for strings, a list for a sequence.
+
+    Raises:
+        ValueError: A struct of the type does not fit its container.
     """
-    if not members:
-        return []
-    first, *others = members
-    pack_one = _build_pack(type_spec)
-    # Of the first it is checked, too, that its type has containers.
-    return [from_plain(first, type_spec), *map(pack_one, others)]
+    return _build_pack(type_spec)(plain)
 
 
+@functools.lru_cache(maxsize=_PACKED_TYPES)
 def _build_pack(type_spec: fl.Type) -> Callable[[Plain], Any]:
-    if isinstance(type_spec, fl.TensorType):
-        return lambda plain: plain
-    if not isinstance(type_spec, fl.StructType):
-        return lambda plain: from_plain(plain, type_spec)
-    names = [name or "" for name, _ in type_spec.items()]
-    inside = [_build_pack(element) for _, element in type_spec.items()]
-    make = _build_maker(type_spec.python_container, names)
-    return lambda plain: make(
-        [pack_one(element) for pack_one, element in zip(inside, plain, strict=True)]
-    )
+    match type_spec:
+        case fl.FederatedType(all_equal=True):
+            return _build_pack(type_spec.member)
+        case fl.FederatedType():
+            pack_member = _build_pack(type_spec.member)
+            return lambda plain: list(map(pack_member, plain))
+        case fl.SequenceType():
+            return functools.partial(_pack_sequence, type_spec.element)
+        case fl.StructType():
+            names = [name or "" for name, _ in type_spec.items()]
+            inside = [_build_pack(element) for _, element in type_spec.items()]
+            make = _build_maker(type_spec, names)
+            return lambda plain: make(
+                [pack(element) for pack, element in zip(inside, plain, strict=True)]
+            )
+        case _:
+            return lambda plain: plain
+
+
+def _pack_sequence(element: fl.Type, plain: Iterable[Any]) -> list[Any]:
+    pack = _build_pack(element)
+    return [
+        # The executors of a custom strategy may return structs with names.
+        pack(trees.nest(iter(tensors), element))
+        if type(tensors) is tuple
+        else fl.framework.type_to_py_container(tensors, element)
+        for tensors in plain
+    ]
 
 
 def _build_maker(
-    container: Any, names: Sequence[str]
+    type_spec: fl.StructType, names: Sequence[str]
 ) -> Callable[[Iterable[Any]], Any]:
-    """Return what makes a container of its elements, in the order of its type."""
-    if hasattr(container, "_fields") or (container and attrs.has(container)):
-        return lambda elements: container(**dict(zip(names, elements, strict=True)))
-    if not any(names):
+    """Return a function that builds a struct's container from its elements."""
+    container: Any = type_spec.python_container
+    has_fields = hasattr(container, "_fields") or (container and attrs.has(container))
+    takes_names = has_fields or (container and issubclass(container, dict))
+    is_listed = not has_fields and issubclass(container or object, list | tuple)
+    is_mixed = any(names) and not all(names)
+    if is_mixed or (any(names) and is_listed) or (takes_names and not all(names)):
+        raise ValueError(
+            "Expected structs with names for all elements or for none, as their Python"
+            f" container has, found `{type_spec}` for"
+            f" {container or 'a mix of named and unnamed elements'}."
+        )
+    if not has_fields and not any(names):
         return container or tuple
 
+    build = cast("Callable[..., Any]", container or OrderedDict)
+
     def make(elements: Iterable[Any]) -> Any:
-        return (container or OrderedDict)(zip(names, elements, strict=True))
+        named = zip(names, elements, strict=True)
+        return build(**dict(named)) if has_fields else build(named)
 
     return make
 
@@ -694,18 +795,15 @@ def to_plain(
     `Stored`, `StoredComponents`, `External` and `ClientMember` are returned unread.
 
     Args:
-        value: what a caller gave: numbers, numpy arrays, eager tensors, datasets,
-            containers of them; or what an executor computed.
-        type_spec: the declared type; holds no functions.
-        label: what the value is called in an error.
-        lists: keeps lists of clients that come again; None: nobody does.
-
-    Returns:
-        The plain value.
+        value: Numbers, NumPy arrays, eager tensors, datasets or containers of these,
+            from a caller or an executor.
+        type_spec: Declared type, without functions.
+        label: Name of the value in an error.
+        lists: Cache of lists of client values, or None.
 
     Raises:
-        ValueMismatchError: the value is not of the type. Nothing is cast, but Python
-            numbers take the dtype that is declared when they fit it exactly.
+        ValueMismatchError: The value is not of the type. Values are not cast, but
+            Python numbers take the declared dtype if it represents them exactly.
     """
     if isinstance(value, fl.framework.Data) and not type_checks.differs_by_client(
         type_spec
@@ -764,7 +862,8 @@ def _plain_federated(
         )
 
     def read(members: Sequence[Any]) -> list[Plain]:
-        if isinstance(members, list | tuple):  # another one may read each as it comes
+        is_at_hand = isinstance(members, list | tuple)
+        if is_at_hand:
             arrays = gather_arrays(members, type_spec.member)
             if arrays is not None:
                 return arrays
@@ -772,44 +871,110 @@ def _plain_federated(
         for index, member in enumerate(members):
             name = f"{label} of the client at position {index}"
             try:
-                found.append(to_plain(member, type_spec.member, name))
+                # Other sequences may read each client into the same buffer.
+                plain = to_plain(member, type_spec.member, name)
+                found.append(plain if is_at_hand else own(plain))
             except errors.ValueMismatchError as error:
                 error.location = errors.Location(client_index=index)
                 raise
         return found
 
     members = cast("Sequence[Any]", value)
+    if isinstance(members, NamedClients):
+        return NamedClients(read(members), members.ids)
     if lists is None or type(value) not in (list, tuple):
         return read(members)
     return lists.find(members, type_spec.member, read)
 
 
-def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
-    """Return a plain value in the Python containers that its type declares.
+def to_plain_around_datasets(value: object, type_spec: fl.Type, label: str) -> Any:
+    """Return the result of `to_plain`, but leave datasets unread.
 
     Args:
-        plain: of type `type_spec`.
-        type_spec: without containers, structs with names become OrderedDict, without
-            names tuple, as federated_language documents.
+        value: See `to_plain`.
+        type_spec: Declared type, without functions.
+        label: Name of the value in an error.
 
-    Returns:
-        numpy values at the leaves, bytes for strings, a list for a sequence.
+    Raises:
+        ValueMismatchError: The value, without its datasets, is not of the type.
     """
-    if type_checks.is_placed_struct(type_spec):
-        # What has its containers already is left as it is.
-        placed = type_checks.struct_type(type_spec)
-        plain = Struct(
-            (name, from_plain(element, element_type))
-            for (name, element_type), element in zip(placed.items(), plain, strict=True)
-        )
-        return fl.framework.type_to_py_container(plain, placed)
-    if isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal:
-        return pack_members(plain, type_spec.member)
-    return fl.framework.type_to_py_container(to_structs(plain, type_spec), type_spec)
+    match type_spec:
+        case fl.SequenceType() if is_dataset(value):
+            return value
+        case fl.StructType() if _holds_sequences(type_spec):
+            names = [name for name, _ in type_spec.items()]
+            members = [
+                to_plain_around_datasets(element, element_type, element_label)
+                for element_type, element_label, element in struct_elements(
+                    value, type_spec, label
+                )
+            ]
+            return Struct(zip(names, members, strict=True))
+        case fl.FederatedType(member=member, all_equal=False) if _has_datasets(
+            value, member
+        ):
+            clients = cast("list[Any]", value)
+            return [to_plain_around_datasets(each, member, label) for each in clients]
+        case _:
+            return to_plain(value, type_spec, label)
+
+
+def _holds_sequences(type_spec: fl.Type) -> bool:
+    return fl.framework.type_contains(
+        type_spec, lambda part: isinstance(part, fl.SequenceType)
+    )
+
+
+def _has_datasets(values: object, member: fl.Type) -> bool:
+    if not isinstance(values, list) or not _holds_sequences(member):
+        return False
+    return any(_has_dataset(value, member) for value in cast("list[Any]", values))
+
+
+def _has_dataset(value: object, type_spec: fl.Type) -> bool:
+    match type_spec:
+        case fl.SequenceType():
+            return is_dataset(value)
+        case fl.StructType():
+            try:
+                elements = struct_elements(value, type_spec)
+            except errors.ValueMismatchError:
+                return False
+            return any(_has_dataset(element, t) for t, _, element in elements)
+        case _:
+            return False
+
+
+def as_structs(value: Any, type_spec: fl.Type | None) -> Any:
+    """Return a caller's value with a Struct for each struct of its type.
+
+    Values that are not of the type are returned unchanged.
+    """
+    match type_spec:
+        case fl.StructType():
+            try:
+                elements = struct_elements(value, type_spec)
+            except errors.ValueMismatchError:
+                return value
+            return Struct(
+                (name, as_structs(element, element_type))
+                for (name, _), (element_type, _, element) in zip(
+                    type_spec.items(), elements, strict=True
+                )
+            )
+        case fl.FederatedType(member=fl.StructType() as member, all_equal=False):
+            if not isinstance(value, list | tuple):
+                return value
+            clients = cast("Sequence[Any]", value)
+            return [as_structs(client, member) for client in clients]
+        case fl.FederatedType(all_equal=True):
+            return as_structs(value, type_spec.member)
+        case _:
+            return value
 
 
 def to_structs(plain: Plain, type_spec: fl.Type) -> Any:
-    """Return a plain value as executors compute it: Structs, lists of elements."""
+    """Return a plain value in the form that executors use, with Structs and lists."""
     match type_spec:
         case fl.StructType():
             return Struct(
@@ -821,9 +986,11 @@ def to_structs(plain: Plain, type_spec: fl.Type) -> Any:
         case fl.SequenceType():
             element = type_spec.element
             return [
-                # Any strategy's own executors may have computed it: then it is one.
-                unflatten(iter(tensors), element) if type(tensors) is tuple else tensors
-                for tensors in plain
+                # The executors of a custom strategy may return Structs.
+                trees.unflatten(iter(member), element)
+                if type(member) is tuple
+                else member
+                for member in plain
             ]
         case fl.FederatedType() if not type_spec.all_equal:
             return [to_structs(member, type_spec.member) for member in plain]

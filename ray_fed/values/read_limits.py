@@ -1,12 +1,11 @@
-"""Bounds on reading clients' data, so that data without end become an error.
+"""Limits on reading clients' data, so that data without end raises an error.
 
     limited, Meter         while data is read
-    Work, interruptible    while a call, such as TensorFlow's, holds the thread
+    Work, interruptible    while a call, for example of TensorFlow, blocks the thread
 
-Sequences are read in steps. After each step a `Meter` checks that the caller still
-waits for the value, and that the sequence is not larger than its limit. The function
-that starts the work sets both in context variables, which follow asyncio tasks and
-calls to other threads.
+Sequences are read in steps. After each step, a `Meter` checks that a caller still waits
+for the value and that the sequence is within its limit. The code that starts the work
+sets both in context variables, which asyncio tasks and calls to other threads inherit.
 """
 
 import asyncio
@@ -19,17 +18,17 @@ from typing import Any
 import ray_fed.errors as errors
 
 STEP_BYTES = 2**20
-"""The size of a step, where the size of the elements is known."""
+"""Size of a step, if the size of the elements is known."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much may be read, and from which file systems.
+    """Limits on the data that may be read.
 
     Attributes:
-        num_bytes: of the tensors of one sequence, > 0.
-        advice: what a user can do who needs more; ends the error.
-        protocols: of URIs, beside those of local files and "memory".
+        num_bytes: Maximum bytes of the tensors of one sequence, > 0.
+        advice: What a user can do who needs more. It ends the error.
+        protocols: Protocols of URIs that are allowed, besides local files and "memory".
     """
 
     num_bytes: int = 2**30
@@ -38,7 +37,7 @@ class Limits:
 
 
 class AbandonedError(errors.ClusterError):
-    """The caller no longer waits for the value that is read."""
+    """No caller waits any longer for the value that is being read."""
 
 
 _NO_CONFIG = Limits()
@@ -55,12 +54,12 @@ _check: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
 def limited(
     limits: Limits, checking: Callable[[], None] | None = None
 ) -> Generator[None]:
-    """Hold what is read inside to limits.
+    """Limit what is read in the `with` block.
 
     Args:
-        limits: of what is read.
-        checking: called before each client, and after every step; raises a
-            `ClusterError` to end the reading. None: what is called already stays.
+        limits: The limits.
+        checking: Function to call before each client and after every step. It raises a
+            `ClusterError` to end the reading. None keeps the current function.
     """
     token = _limits.set(limits)
     check_token = _check.set(_check.get() if checking is None else checking)
@@ -72,12 +71,12 @@ def limited(
 
 
 def limits() -> Limits:
-    """Return what may be read here."""
+    """Return the limits of the current work."""
     return _limits.get()
 
 
 def check() -> None:
-    """Raise if the caller no longer waits for the value; see `limited`, `Work`."""
+    """Raise if no caller waits for the value; see `limited` and `Work`."""
     check_cancelled()
     _check.get()()
 
@@ -86,8 +85,8 @@ class Work:
     """A coroutine that a thread runs for a caller.
 
     Attributes:
-        task: of the coroutine, once it began.
-        is_cancelled: whether nobody waits for it any more.
+        task: The task of the coroutine, once it has started.
+        is_cancelled: Whether the caller no longer waits.
     """
 
     def __init__(self) -> None:
@@ -96,16 +95,16 @@ class Work:
         self._interrupt: Callable[[], object] | None = None
 
     def enter(self) -> None:
-        """Have `interruptible` find the work in this context, and in its copies."""
+        """Make this the work of the current context, for `interruptible`."""
         _work.set(self)
 
     def cancel(self) -> None:
-        """Cancel the task; called on its thread, which `end_call` gave back."""
+        """Cancel the task. Call this on its thread, after `end_call` freed it."""
         if self.task is not None:
             self.task.cancel()
 
     def end_call(self) -> None:
-        """End the call that holds the thread, and any later one; from any thread."""
+        """Interrupt the call that blocks the thread, and later ones. Thread-safe."""
         self.is_cancelled = True
         interrupt = self._interrupt
         if interrupt is not None:
@@ -113,7 +112,7 @@ class Work:
 
     @contextlib.contextmanager
     def calling(self, interrupt: Callable[[], object]) -> Generator[None]:
-        """Have `end_call` interrupt what runs inside; see `interruptible`."""
+        """Let `end_call` interrupt the `with` block; see `interruptible`."""
         self._interrupt = interrupt
         try:
             check_cancelled()
@@ -132,7 +131,7 @@ _work: contextvars.ContextVar[Work | None] = contextvars.ContextVar(
 
 
 def check_cancelled() -> None:
-    """Raise `asyncio.CancelledError` once nobody waits for the work; see `Work`."""
+    """Raise `asyncio.CancelledError` if the caller of the work no longer waits."""
     work = _work.get()
     if work is not None and work.is_cancelled:
         raise asyncio.CancelledError
@@ -141,24 +140,20 @@ def check_cancelled() -> None:
 def interruptible(
     interrupt: Callable[[], object],
 ) -> contextlib.AbstractContextManager[object]:
-    """Return what lets a call inside end early, once nobody waits for the work.
+    """Let a call in the `with` block end early when no caller waits for it.
 
-    Inside of it, a call that was interrupted raises `asyncio.CancelledError`.
+    The interrupted call raises `asyncio.CancelledError`.
 
     Args:
-        interrupt: has the call raise, or does nothing once it ended; called on another
-            thread.
+        interrupt: Function that makes the call raise, or does nothing if it has ended.
+            It runs on another thread.
     """
     work = _work.get()
     return contextlib.nullcontext() if work is None else work.calling(interrupt)
 
 
 class Meter:
-    """Counts what has been read of one sequence.
-
-    Args:
-        label: what the sequence is called in an error.
-    """
+    """Counts the bytes that were read of one sequence. `label` names it in errors."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -168,8 +163,8 @@ class Meter:
         """Count the bytes of a step.
 
         Raises:
-            ValueMismatchError: the sequence is larger than it may be.
-            ClusterError: the caller no longer waits for the value.
+            ValueMismatchError: The sequence exceeds its limit.
+            ClusterError: No caller waits for the value any longer.
         """
         check()
         limit = limits()
@@ -183,12 +178,12 @@ class Meter:
 
 
 def next_step(count: int, num_bytes: int, largest: int) -> int:
-    """Return how many elements the next step reads: at most twice as many as the last.
+    """Return how many elements the next step reads, at most twice the last number.
 
     Args:
-        count: elements of the last step, > 0.
-        num_bytes: of the last step.
-        largest: the most elements of any step, > 0.
+        count: Number of elements of the last step, > 0.
+        num_bytes: Bytes of the last step.
+        largest: Maximum number of elements of any step, > 0.
     """
     fitting = count * STEP_BYTES // max(1, num_bytes)
     return max(1, min(2 * count, fitting, largest))

@@ -1,11 +1,7 @@
-"""Values as executors see them: structs, stored values, and checks of their types.
-
-With `blocks` and `tensorflow.graph` the only way into what federated_language keeps
-private.
-"""
+"""Objects that stand for values which are stored elsewhere, and parts of arguments."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import federated_language as fl
@@ -13,6 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.language import trees
 from ray_fed.language.structs import Plain, is_raw_memory, show, struct_elements
 from ray_fed.language.type_checks import (
     differs_by_client,
@@ -24,11 +21,11 @@ from ray_fed.values import columnar_sequence
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """Stands for a plain value that lives in an object store.
+    """A plain value in an object store.
 
     Attributes:
-        reference: the store's own reference to it; opaque here.
-        num_bytes: of the value's arrays, about; 0 where it is not known.
+        reference: The store's own reference, opaque here.
+        num_bytes: Approximate bytes of the value's arrays, or 0 if unknown.
     """
 
     reference: object
@@ -37,9 +34,9 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredComponents:
-    """Stands for a plain value some of whose components live in an object store.
+    """A plain value with some components in an object store.
 
-    Equal to nothing but itself, so that an executor can tell that it has embedded it.
+    It is equal only to itself, so that an executor can tell that it has embedded it.
 
     Attributes:
         components: `Stored` or plain, in the order of `ray_fed.values.components`.
@@ -50,35 +47,35 @@ class StoredComponents:
 
 @dataclasses.dataclass(frozen=True)
 class External:
-    """Stands for the value that a file holds, until an executor reads it.
+    """A value in a file, which is not read yet.
 
     Attributes:
-        uri: names the file in the executor's file system.
+        uri: Name of the file in the executor's file system.
     """
 
     uri: str
 
 
 class ClientSequence(Sequence[Plain]):
-    """Base of objects that stand for a list with one value for each client."""
+    """Base class of objects that stand for a list with one value for each client."""
 
 
 ClientValues: TypeAlias = Sequence[Plain]
 """The values of some clients, in client order: a list, or a `ClientSequence`."""
 
 ArgumentPart: TypeAlias = Plain
-"""A part of an argument that is placed, or not, as a whole: a plain value,
-`ClientValues`, or what stands for a value: `Stored`, `StoredComponents`, `External`."""
+"""A part of an argument: a plain value, `ClientValues`, or an object that stands for a
+value, such as `Stored`, `StoredComponents` or `External`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredClients(ClientSequence):
-    """A contiguous run of client values that lives in an object store as one list.
+    """The values of contiguous clients, as a range of a list in an object store.
 
     Attributes:
-        reference: the store's own reference to the list; opaque here.
-        start: index in that list of the first client of this run.
-        stop: one past the last.
+        reference: The store's own reference to the list, opaque here.
+        start: Index in the list of the first client.
+        stop: Index in the list after the last client.
     """
 
     reference: object
@@ -103,9 +100,9 @@ class StoredClients(ClientSequence):
 def placed_parts(
     value: object, type_spec: fl.Type
 ) -> list[tuple[fl.Type, ArgumentPart]]:
-    """Return the type and the value of each placed or unplaced part of an argument.
+    """Return the type and the value of each part of an argument, in order.
 
-    Only structures that hold federated types are taken apart.
+    Only structs that contain federated types are divided into parts.
     """
     if not is_placed_struct(type_spec):
         return [(type_spec, value)]
@@ -118,36 +115,29 @@ def placed_parts(
     return [each for part, e in elements for each in placed_parts(e, part)]
 
 
-def join_placed(parts: Iterator[Any], type_spec: fl.Type) -> Any:
-    """Return an argument, or a result, of its parts; its structures are tuples."""
-    if not is_placed_struct(type_spec):
-        return next(parts)
-    return tuple([join_placed(parts, e) for _, e in struct_type(type_spec).items()])
-
-
 def slice_clients(arg: Plain, type_spec: fl.Type | None, clients: range) -> Plain:
-    """Return an argument with the values of some contiguous clients only."""
+    """Return an argument with the values of contiguous clients only."""
     if type_spec is None:
         return None
     parts = (
         part[clients.start : clients.stop] if differs_by_client(part_type) else part
         for part_type, part in placed_parts(arg, type_spec)
     )
-    return join_placed(parts, type_spec)
+    return trees.nest(parts, type_spec, trees.is_unstructured)
 
 
 def is_listed(value: object) -> bool:
-    """Return whether an object lists values in an order: no text, no set."""
+    """Return whether an object lists values in order. Strings and sets do not."""
     if isinstance(value, str | Mapping | set | frozenset) or is_raw_memory(value):
         return False
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
 
 
 def client_sequence(value: object, type_spec: fl.Type) -> ClientValues:
-    """Return a value placed at clients as the sequence it must be.
+    """Return a value placed at clients as a sequence.
 
     Raises:
-        ValueMismatchError: it is neither a list nor a tuple, and stands for none.
+        ValueMismatchError: It is not a list, a tuple or a `ClientSequence`.
     """
     if not isinstance(value, list | tuple | ClientSequence):
         raise errors.ValueMismatchError(
@@ -160,22 +150,22 @@ def client_sequence(value: object, type_spec: fl.Type) -> ClientValues:
 def check_cardinality(
     value: object, type_spec: fl.FederatedType, num_clients: int
 ) -> None:
-    """Raise unless a value is a sequence with one element a client.
+    """Check that a value is a sequence with one element for each client.
 
     Raises:
-        ValueMismatchError: it is neither a list nor a tuple, and stands for none.
-        CardinalityError: it has another length.
+        ValueMismatchError: It is not a list, a tuple or a `ClientSequence`.
+        CardinalityError: It has another length.
     """
     found = len(client_sequence(value, type_spec))
     if found != num_clients:
         raise errors.CardinalityError(
-            f"Expected {num_clients} values for `{type_spec}`, one a client, found"
-            f" {found}."
+            f"Expected {num_clients} values for `{type_spec}`, one for each client,"
+            f" found {found}."
         )
 
 
 def holds_stored(value: Plain) -> bool:
-    """Return whether a `Stored` is an element of nested tuples."""
+    """Return whether nested tuples contain a `Stored`."""
     return isinstance(value, tuple) and any(
         isinstance(element, Stored) or holds_stored(element)
         for element in cast("tuple[Any, ...]", value)
@@ -183,14 +173,14 @@ def holds_stored(value: Plain) -> bool:
 
 
 def holds_external(value: Plain) -> bool:
-    """Return whether an `External` is an element of nested tuples, or the value."""
+    """Return whether a value is or contains an `External`."""
     if isinstance(value, tuple):
         return any(map(holds_external, cast("tuple[Any, ...]", value)))
     return isinstance(value, External)
 
 
 def count_bytes(value: Plain) -> int:
-    """Return about how many bytes of arrays a plain value holds."""
+    """Return the approximate bytes of arrays in a plain value."""
     if isinstance(value, tuple | list):
         return sum(count_bytes(member) for member in cast("Sequence[Any]", value))
     if isinstance(value, bytes):
@@ -202,7 +192,7 @@ def count_bytes(value: Plain) -> int:
 
 
 def count_rows(value: Plain) -> float | None:
-    """Return how many elements the sequences of a plain value have; None: no such."""
+    """Return the number of rows in a value's sequences, or None without sequences."""
     if isinstance(value, columnar_sequence.ColumnarSequence):
         return float(max([value.length, *(len(c.rows) for c in value.columns)]))
     if not isinstance(value, tuple):
@@ -211,7 +201,24 @@ def count_rows(value: Plain) -> float | None:
     return sum(known) if (known := [c for c in counts if c is not None]) else None
 
 
+def sizes_of_sequences(value: Plain) -> list[int]:
+    """Return the sizes of the sequences in a plain value.
+
+    A sequence of batches has the number of rows of each batch. Another sequence has its
+    number of elements.
+    """
+    match value:
+        case columnar_sequence.ColumnarSequence(columns=[first, *_]):
+            splits = first.splits
+            return [value.length] if splits is None else np.diff(splits).tolist()
+        case tuple():
+            members = map(sizes_of_sequences, cast("tuple[Any, ...]", value))
+            return [size for sizes in members for size in sizes]
+        case _:
+            return []
+
+
 def count_rows_of_each(values: Sequence[Plain]) -> list[float] | None:
-    """Return `count_rows` of each of some values; None where one has no sequence."""
+    """Return `count_rows` of each value, or None if a value has no sequence."""
     counts = [count for count in map(count_rows, values) if count is not None]
     return counts if len(counts) == len(values) else None

@@ -1,13 +1,12 @@
-"""Structures of tensors: their types and values, as lists of tensors in order."""
+"""The types of structures of tensors."""
 
-from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
 
 import ray_fed.errors as errors
-from ray_fed.language.structs import Plain, Struct
+from ray_fed.language import trees
 
 
 def storage_dtype(type_spec: fl.TensorType) -> np.dtype[Any]:
@@ -20,66 +19,26 @@ def flatten_type(type_spec: fl.Type) -> list[fl.TensorType]:
     """Return the tensors of a structure of tensors, in order.
 
     Raises:
-        ValueMismatchError: the type holds something else.
+        ValueMismatchError: The type has a leaf that is not a tensor.
     """
-    match type_spec:
-        case fl.TensorType():
-            return [type_spec]
-        case fl.StructType():
-            return [
-                tensor
-                for _, element in type_spec.items()
-                for tensor in flatten_type(element)
-            ]
-        case _:
-            raise errors.ValueMismatchError(
-                f"Expected a structure of tensors, found `{type_spec}`."
-            )
+    leaves = trees.leaf_types(type_spec)
+    if not all(isinstance(leaf, fl.TensorType) for leaf in leaves):
+        raise errors.ValueMismatchError(
+            f"Expected a structure of tensors, found `{type_spec}`."
+        )
+    return cast("list[fl.TensorType]", leaves)
 
 
 def batch_type(row: fl.Type) -> fl.Type:
-    """Return the type of rows stacked, each tensor with a first dimension more.
+    """Return the type of stacked rows: each tensor has one more dimension, in front.
 
     Raises:
-        ValueMismatchError: the type holds something else than tensors.
+        ValueMismatchError: The type has a leaf that is not a tensor.
     """
-    match row:
-        case fl.TensorType():
-            shape = row.shape
-            return fl.TensorType(row.dtype, None if shape is None else [None, *shape])
-        case fl.StructWithPythonType():
-            members = [(name, batch_type(inside)) for name, inside in row.items()]
-            return fl.StructWithPythonType(members, row.python_container)
-        case fl.StructType():
-            return fl.StructType(
-                [(name, batch_type(inside)) for name, inside in row.items()]
-            )
-        case _:
-            raise errors.ValueMismatchError(
-                f"Expected rows of tensors to batch, found `{row}`."
-            )
+    flatten_type(row)
+    return trees.map_types(_batched, row)
 
 
-def flatten(plain: Plain) -> list[Plain]:
-    """Return the tensors of a plain structure of tensors, in the order of its type."""
-    if type(plain) is not tuple:
-        return [plain]
-    elements = cast("tuple[Any, ...]", plain)
-    return [tensor for element in elements for tensor in flatten(element)]
-
-
-def unflatten(tensors: Iterator[Any], type_spec: fl.Type) -> Struct[Any] | Any:
-    """Return tensors in the order of their type as nested structs: undoes `flatten`."""
-    if not isinstance(type_spec, fl.StructType):
-        return next(tensors)
-    return Struct(
-        (name, unflatten(tensors, element)) for name, element in type_spec.items()
-    )
-
-
-def nester(type_spec: fl.Type) -> Callable[[Iterator[Any]], Plain]:
-    """Return a function from tensors, in the order of a type, to its plain value."""
-    if not isinstance(type_spec, fl.StructType):
-        return next
-    inside = [nester(element) for _, element in type_spec.items()]
-    return lambda tensors: tuple([nest(tensors) for nest in inside])
+def _batched(tensor: fl.TensorType) -> fl.Type:
+    shape = None if tensor.shape is None else [None, *tensor.shape]
+    return fl.TensorType(tensor.dtype, shape)

@@ -1,1 +1,1 @@
-"""What runs a plan in one process: leaves, kernels, what is kept of clients."""
+"""The evaluation of a plan in one process, with kernels and cached client data."""

@@ -1,8 +1,8 @@
-"""A cache of clients' data on one worker, between rounds: read once, laid out once.
+"""A cache of clients' data on one worker, which is kept between rounds.
 
-Beyond a number of bytes the least recently used data is dropped, and read again when it
-is next needed: the cache decides nothing but time. Data of a source is dropped once the
-source is gone.
+If the data exceeds the limit, the least recently used data is dropped. It is read again
+when needed, so results do not depend on the cache. Data of a source is also dropped
+when the source no longer exists.
 """
 
 import collections
@@ -19,7 +19,7 @@ from ray_fed.values.stored import ClientValues
 
 _T = TypeVar("_T")
 _KEPT_SIZES = 65_536
-"""Sizes of runs that are remembered, so that no run is read to be measured again."""
+"""Number of client ranges whose size is remembered, so they are measured once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +30,11 @@ class _Kept:
 
 
 class ClientStore:
-    """Reads members and runs of clients, and keeps what fits.
+    """Reads clients' data and caches it.
 
     Args:
-        max_bytes: of arrays that are kept; one larger value is handed out unkept.
+        max_bytes: Maximum bytes of cached arrays. A larger value is returned but not
+            cached.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -47,11 +48,11 @@ class ClientStore:
         self._asked: LruCache[int, int] = LruCache(_KEPT_SIZES)
 
     def read(self, member: ClientMember) -> Plain:
-        """Return what a client has, as a plain value.
+        """Return a client's data as a plain value.
 
         Raises:
-            ValueMismatchError: it is not of its source's type.
-            ComputationError: reading it raised.
+            ValueMismatchError: The data does not have the type of its source.
+            ComputationError: The data could not be read.
         """
         source = self._open(member.source).opened()
         if source.is_resident:
@@ -69,17 +70,17 @@ class ClientStore:
         return source.arrange(self.read(ClientMember(source.base, position)), position)
 
     def read_all(self, clients: ClientValues) -> ClientValues:
-        """Return the plain values of clients, whether they are a run or not."""
+        """Return the plain values of clients, whether stored or in a `ClientRun`."""
         if isinstance(clients, ClientRun):
             return [self.read(member) for member in clients]
         return [self.read(m) if isinstance(m, ClientMember) else m for m in clients]
 
     def differs_by_call(self, clients: ClientRun) -> bool:
-        """Return whether clients have other values in the next call."""
+        """Return whether the clients can have other values in the next call."""
         return self._open(clients.source).opened().occasion() is not None
 
     def count_bytes(self, clients: ClientValues) -> int:
-        """Return about how many bytes of arrays the values of clients hold."""
+        """Return the approximate bytes of arrays in the values of clients."""
         if not isinstance(clients, ClientRun):
             return stored.count_bytes(clients)
         if clients.key not in self._sizes:
@@ -96,13 +97,13 @@ class ClientStore:
         make: Callable[[], _T],
         count: Callable[[_T], float],
     ) -> _T:
-        """Return what is kept under a key; make it, and keep it, if there is none.
+        """Return the cached value of a key, or make and cache it.
 
         Args:
-            key: decides the value.
-            tokens: of the sources that the value came from.
-            make: returns it.
-            count: returns its bytes.
+            key: The key, which determines the value.
+            tokens: Tokens of the sources whose data the value contains.
+            make: Function that makes the value.
+            count: Function that returns the bytes of the value.
         """
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -117,10 +118,10 @@ class ClientStore:
         return made
 
     def is_repeated(self, key: Hashable) -> bool:
-        """Return whether this was asked before, so that to keep the value may pay.
+        """Return whether this method was called with the key before.
 
-        The data of a cohort that is drawn anew is not asked for again: it would only
-        take the place of its clients' own.
+        Caching pays only then. If each round samples other clients, the data of a whole
+        cohort is not needed again and would displace the data of single clients.
         """
         asked = hash(key)
         is_repeated = self._asked.find(asked) is not None
@@ -128,12 +129,12 @@ class ClientStore:
         return is_repeated
 
     def forget(self, tokens: Iterable[str]) -> None:
-        """Drop what came from sources that are gone."""
+        """Drop the data of sources that no longer exist."""
         self._gone.extend(tokens)
         self._drop_gone()
 
     def close(self) -> None:
-        """Drop all that is kept."""
+        """Drop all cached data."""
         self._kept.clear()
         self._sources.clear()
         self._sizes.clear()
@@ -149,7 +150,7 @@ class ClientStore:
             token = self._gone.popleft()
             source = self._sources.pop(token, None)
             if source is not None and (base := source.opened_base()) is not None:
-                self._gone.append(base.token)  # no one else says that it is gone
+                self._gone.append(base.token)  # the base exists for this source only
             gone.add(token)
         if not gone:
             return
@@ -159,11 +160,11 @@ class ClientStore:
             del self._sizes[key]
 
     def _open(self, source: ClientSource) -> ClientSource:
-        """Return the source of a token that was met first, if its way is open."""
+        """Return the source to read: the first with this token, if it opens once."""
         self._drop_gone()
         if source.token not in self._sources:
             self._sources[source.token] = source if source.opens_once else None
-            if not source.opens_once:  # the user's own object: it tells its end itself
+            if not source.opens_once:  # a user's object, which this must not keep alive
                 end = weakref.finalize(source, self._gone.append, source.token)
                 end.atexit = False
         return self._sources[source.token] or source

@@ -1,20 +1,21 @@
-"""Evaluates what a plan says over executors: leaves, merges inside, the finish.
+"""The evaluation of a plan: run its leaves, merge subtrees, and finish the round.
 
-Whoever has executors calls this: a thread of the local backend, an actor, or a Ray
-task over remote executors. So all do the same, in the same order.
+A thread of the local backend, an actor, and a Ray task over remote executors all call
+`evaluate_plan`. Their results are equal.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import federated_language as fl
 
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 from ray_fed.executors.closure import ResolvedValue
-from ray_fed.executors.loops import gather_by_index
+from ray_fed.executors.fan_out import gather_by_index
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.structs import Plain
@@ -34,24 +35,26 @@ from ray_fed.worker.stacks import (
 
 if TYPE_CHECKING:
     from ray_fed.executors.eager_tf import EagerTFExecutor
+    from ray_fed.tensorflow.kernels.server_kernels import ServerGraph
 
 flf = fl.framework
 Block: TypeAlias = flf.ComputationBuildingBlock
 
 Gather = Callable[[Iterable[Coroutine[Any, Any, Any]]], Coroutine[Any, Any, list[Any]]]
-"""Runs coroutines and returns their results by index: one of `fanout`."""
+"""Runs coroutines and returns their results by index, see `fan_out`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Executors:
-    """What a plan is evaluated over.
+    """The executors that evaluate a plan.
 
     Attributes:
-        stack_for: returns a stack over so many clients; all share `unplaced`.
-        unplaced: runs merges, and what those stacks do not place.
-        parse: returns the block of a serialised computation.
-        gather: runs the leaves.
-        device: runs kernels; None: there are none.
+        stack_for: Function from a number of clients to a stack. All stacks share
+            `unplaced`.
+        unplaced: The executor of merges, and of the stacks' unplaced work.
+        parse: Function that parses a serialized computation.
+        gather: Function that runs the leaves.
+        device: The stack that runs kernels, or None to run none.
     """
 
     stack_for: Callable[[int], ReferenceResolvingExecutor]
@@ -67,7 +70,7 @@ class Executors:
         clients_per_leaf: int | None,
         gather: Gather = gather_by_index,
     ) -> "Executors":
-        """Return those of one device, for cohorts of such leaves."""
+        """Return the executors that run all work on one device."""
 
         def stack_for(num_clients: int) -> ReferenceResolvingExecutor:
             return local_stack(num_clients, [stack], stack, clients_per_leaf)
@@ -78,19 +81,21 @@ class Executors:
 async def evaluate_plan(
     comp: plans.Subround | plans.Finish, arg: Any, executors: Executors
 ) -> Evaluated:
-    """Run a subround, or a finish.
+    """Run a subround or a finish.
 
     Args:
-        comp: what to run.
-        arg: with the values of all its clients; for a finish, (partials, before); for a
-            subround that finishes its round, (the former, before).
-        executors: that run it.
+        comp: The plan.
+        arg: The argument of the leaves for a subround, with the values of its clients.
+            The pair (partials, before) for a finish, see `evaluate_finish`. The pair
+            (argument of the leaves, before) for a subround that finishes its round.
+        executors: The executors.
 
     Returns:
-        What the plan asks for, in order; with a `components_type`, its components.
+        The values that the plan defines, in order. With `components_type`, each value
+        is replaced by its components.
 
     Raises:
-        ComputationError: client work raised; the index is the client's in the cohort.
+        ComputationError: A client's work failed. The error has its index in the cohort.
     """
     started = time.monotonic()
     finish = comp
@@ -102,7 +107,10 @@ async def evaluate_plan(
             ran = comp.kernel
             if isinstance(ran, plans.Kernel):
                 device = type_checks.narrow(executors.device, DeviceStack, "a kernel")
-                ran = await run_kernel(device, comp, leaves_arg)
+                meanwhile = None
+                if finish is not None:
+                    meanwhile = functools.partial(_finish_graph, finish, before, device)
+                ran = await run_kernel(device, comp, leaves_arg, meanwhile)
             if isinstance(ran, Evaluated):
                 evaluated = ran
             else:
@@ -124,24 +132,20 @@ async def evaluate_plan(
 async def _interpret(
     subround: plans.Subround, arg: Any, executors: Executors, fallback: Fallback | None
 ) -> Evaluated:
-    """Run a computation on each leaf, merge inside the largest whole subtrees.
+    """Run a computation for each leaf without a kernel, and merge the subtrees.
 
-    Args:
-        subround: what to run.
-        arg: with the values of all clients; None for a computation of no argument.
-        executors: that run it.
-        fallback: why there is no kernel that does; None: nobody asked for one.
+    `fallback` is the reason, or None if kernels are turned off.
     """
     block = executors.parse(subround.computation)
     parameter = type_checks.function_type(block.type_signature).parameter
     run = _LeafRun(subround, arg, parameter, executors)
     if fallback is not None and fallback.leaf is not None:
-        # The leaf alone, first: it most likely raises, and names the client.
+        # Run the failed leaf first, because it most likely fails again.
         await run.evaluate(subround.leaves[fallback.leaf])
     evaluated = await executors.gather(run.evaluate(leaf) for leaf in subround.leaves)
     leaves: list[Any] = [result for result, _ in evaluated]
     if subround.merge is not None:
-        # Results at the server, as the unplaced executor's own values.
+        # A leaf's result is at the server. Its reference is a value of `unplaced`.
         partials = [leaf.reference.reference for leaf in leaves]
         leaves = await merge_subtrees(subround, partials, executors.unplaced)
     fetched = await gather_by_index(fetch(value) for value in leaves)
@@ -155,14 +159,7 @@ async def _interpret(
 
 @dataclasses.dataclass(frozen=True)
 class _LeafRun:
-    """The leaves of a subround, to be interpreted one by one.
-
-    Attributes:
-        subround: of them.
-        arg: with the values of all clients.
-        parameter: its type; None for a computation of no argument.
-        executors: interpret them.
-    """
+    """Interprets the leaves of a subround. `arg` has the values of all its clients."""
 
     subround: plans.Subround
     arg: Any
@@ -170,7 +167,7 @@ class _LeafRun:
     executors: Executors
 
     async def evaluate(self, leaf: range) -> tuple[ResolvedValue, list[list[Plain]]]:
-        """Return the result of a leaf, and for each value kept its clients'."""
+        """Return the result of a leaf, and clients' values for each kept value."""
         try:
             return await self._call(leaf)
         except errors.ComputationError as error:
@@ -182,7 +179,7 @@ class _LeafRun:
             raise error.naming(failures) from error
 
     async def _find_failures(self, leaf: range) -> dict[int, str]:
-        """Return what clients of a leaf raise, each alone, by index in the cohort."""
+        """Run each client of a leaf alone; return failures by index in the cohort."""
         failures: dict[int, str] = {}
         for client in leaf:
             try:
@@ -217,7 +214,7 @@ class _LeafRun:
             index = error.location.client_index
             if index is None:
                 raise
-            # The index counts clients that take part; users know those of the cohort.
+            # This index skips dropped clients. Users know the index in the cohort.
             in_cohort = self.subround.draw.in_cohort(clients.start + index)
             raise error.located(client_index=in_cohort) from error
 
@@ -228,22 +225,25 @@ async def evaluate_finish(
     before: Sequence[Any],
     executors: Executors,
 ) -> Plain:
-    """Merge the partials of all subrounds and run what comes after.
+    """Merge the partials of all subrounds, and run the after-merge computation.
 
     Args:
-        finish: what to run.
-        partials: one for each of `finish.subtrees`, plain or stored.
-        before: what the after-merge computation takes first: the round's argument, if
-            there is one, and what earlier stages merged.
-        executors: that run it.
+        finish: The finish.
+        partials: The partial of each of `finish.subtrees`, plain or stored.
+        before: The first arguments of the after-merge computation: the argument of the
+            round, if it has one, and the merged values of earlier stages.
+        executors: The executors.
 
     Returns:
-        The result of the after-merge computation; without one the merged partial.
+        The result of the after-merge computation, or the merged partial without one.
     """
-    if finish.in_graphs and finish.merge is not None and executors.device is not None:
-        result = _finish_in_graph(finish, partials, before, executors.device.eager)
-        if result is not None:
-            return result[0]
+    if executors.device is not None:
+        graph = _finish_graph(finish, before, executors.device)
+        if not isinstance(graph, Fallback):
+            eager = executors.device.eager
+            result = _finish_in_graph(graph, finish, partials, before, eager)
+            if result is not None:
+                return result[0]
     merged = await _merge_partials(finish, partials, executors)
     if finish.computation is None:
         return await fetch(merged)
@@ -252,22 +252,27 @@ async def evaluate_finish(
     return await fetch(await call_on(stack, executors.parse(finish.computation), args))
 
 
+def _finish_graph(
+    finish: plans.Finish, before: Sequence[Any], device: DeviceStack
+) -> "ServerGraph | Fallback":
+    if finish.merge is None or not finish.in_graphs:
+        return Fallback("a finish without a merge, or without graphs")
+    kernels = device.eager.kernels
+    return kernels.finish(finish.merge, finish.computation, len(before))
+
+
 def _finish_in_graph(
+    graph: "ServerGraph",
     finish: plans.Finish,
     partials: Sequence[Any],
     before: Sequence[Any],
     eager: "EagerTFExecutor",
 ) -> tuple[Plain] | None:
-    """Return the result of a finish by one graph; None where executors are to do it."""
-    merge = cast("bytes", finish.merge)
-    graph = eager.kernels.finish(merge, finish.computation, len(before))
-    if isinstance(graph, Fallback):
-        return None
     pairs = [(m.left, m.right) for m in merge_tree.merge_order(finish.subtrees)]
     try:
         tensors = eager.run_kernel(graph, before, partials, pairs)
         return (graph.to_plain(tensors),)
-    except Exception as error:  # noqa: BLE001 (the executors will say what it is)
+    except Exception as error:  # noqa: BLE001 (executors do the work instead)
         work = "the finish of a round"
         diagnostics.note([diagnostics.WorkInterpreted.of(work, error)])
     return None

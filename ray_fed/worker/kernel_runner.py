@@ -1,12 +1,11 @@
 """Runs the clients of a subround by one graph, leaf after leaf.
 
-    run_kernel    a subround by its kernel: what clients do first, what is the same for
-                  all of them, what their keys select, then their leaves
+    run_kernel    a subround: preceding work, shared values, selections, leaves
     run_leaves    the leaves, in groups whose data is copied at once
-    LeafCalls     calls of the graph, each of which takes a bounded time
+    LeafCalls     the calls of the graph, each of bounded time
 
-A call covers whole leaves where they fit, or some clients of one leaf: then the next
-call goes on from the accumulators that this one returned, with the same bits.
+A call covers several whole leaves, or some clients of one leaf. In the second case, the
+next call resumes from the returned accumulators, with the same bits.
 """
 
 import asyncio
@@ -15,21 +14,21 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import federated_language as fl
 import numpy as np
 from numpy.typing import NDArray
 
-import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 from ray_fed.executors.interpretation import split_rows
+from ray_fed.language import trees
 from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, merge_tree
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.plan.plans import Fallback
-from ray_fed.values import read_limits, stored, tensor_structures
+from ray_fed.values import read_limits, stored
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.stored import ArgumentPart, ClientValues
 from ray_fed.worker.client_store import ClientStore
@@ -43,14 +42,14 @@ from ray_fed.worker.stacks import (
 
 
 async def run_kernel(
-    device: DeviceStack, subround: plans.Subround, arg: Plain
+    device: DeviceStack,
+    subround: plans.Subround,
+    arg: Plain,
+    meanwhile: Callable[[], object] | None = None,
 ) -> Evaluated | Fallback:
-    """Return what a subround comes to by its kernel, or why leaves are interpreted.
+    """Run a subround by its kernel, or return the reason to interpret its leaves.
 
-    Args:
-        device: runs graphs, holds clients, and interprets what is the same for all.
-        subround: with a kernel.
-        arg: what its computation takes, with the values of all its clients.
+    `arg` has the values of all its clients. For `meanwhile` see `run_leaves`.
     """
     kernel = cast("plans.Kernel", subround.kernel)
     carried: Sequence[ClientValues] = ()
@@ -71,7 +70,7 @@ async def run_kernel(
         if isinstance(selected, Fallback):
             return selected
         data.append(selected)
-    return await run_leaves(device, subround, inputs, data)
+    return await run_leaves(device, subround, inputs, data, meanwhile)
 
 
 def _part(arg: Plain, path: plans.Path) -> ArgumentPart:
@@ -81,13 +80,14 @@ def _part(arg: Plain, path: plans.Path) -> ArgumentPart:
 async def _compute_shared(
     device: DeviceStack, subround: plans.Subround, kernel: plans.Kernel, arg: Plain
 ) -> Sequence[Plain]:
-    """Return zeros and constants: plain, or tensors in tuples."""
+    """Return the zeros and constants, plain or as tensors in tuples."""
     parts = tuple(_part(arg, path) for path in kernel.parts)
     graph = device.eager.kernels.server(kernel.server)
     if not isinstance(graph, Fallback):
         try:
-            return graph.nest(iter(device.eager.run_kernel(graph, [parts])))
-        except Exception as error:  # noqa: BLE001 (the executors say what it is)
+            arrays = device.eager.run_kernel(graph, [parts])
+            return trees.nest(iter(arrays), graph.result)
+        except Exception as error:  # noqa: BLE001 (executors do the work instead)
             work = "zeros and constants at the server"
             diagnostics.note([diagnostics.WorkInterpreted.of(work, error)])
     size = subround.clients_per_leaf
@@ -102,13 +102,13 @@ def _select(
     constants: Sequence[Plain],
     keys: ClientValues,
 ) -> list[Plain] | Fallback:
-    """Return the sequence that each client's keys select, or why no graph does it.
+    """Return each client's selected elements as a sequence, or a fallback.
 
     Args:
-        device: runs the graph, once for each key, and holds clients.
-        selection: of one key.
-        constants: of the kernel, plain or tensors in tuples.
-        keys: i32[keys] of each client, plain or a run of clients.
+        device: The stack that runs the graph, once for all different keys.
+        selection: The selection.
+        constants: The constants of the kernel, plain or as tensors in tuples.
+        keys: i32[keys] of each client, or a `ClientRun`.
     """
     graph = device.eager.kernels.selection(selection.function)
     if isinstance(graph, Fallback):
@@ -123,10 +123,8 @@ def _select(
     different, places = np.unique(flat, return_inverse=True)
     try:
         tensors = device.eager.run_kernel(graph, constants, different)
-    except errors.ClusterError:
-        raise
     except Exception as error:
-        if diagnostics.is_defect(error):
+        if diagnostics.is_final(error):
             raise
         return Fallback(f"{type(error).__name__} in a selection")
     return list(split_rows([tensor[places] for tensor in tensors], of_clients))
@@ -143,20 +141,20 @@ if TYPE_CHECKING:
 flf = fl.framework
 
 LAID_BYTES = 128 * 2**20
-"""Data of clients that a worker copies at once; laying it has a fixed cost."""
+"""Maximum bytes of clients' data to copy at once. Each copy has a fixed cost."""
 
 Accumulators: TypeAlias = Sequence[Any]
-"""The tensors of a partial, in the order of its type: TensorFlow's, or arrays."""
+"""The tensors of a partial, in the order of its type, or arrays in their place."""
 
 Stacked: TypeAlias = Sequence[Any]
-"""For each tensor of what is kept of clients one tensor with the values of all."""
+"""The tensors of the kept values. The first dimension of each is the client."""
 
 
 class FailedLeafError(Exception):
-    """Clients' work raised in a kernel.
+    """A graph call failed in the work of a client.
 
     Attributes:
-        leaf: index of the first such leaf among those that ran; None: not known.
+        leaf: Index in the cohort of the first leaf that failed, or None if unknown.
     """
 
     def __init__(self, leaf: int | None) -> None:
@@ -165,18 +163,18 @@ class FailedLeafError(Exception):
 
 
 Partials: TypeAlias = dict[merge_tree.Subtree, Accumulators]
-"""What adjacent subtrees of leaves came to, in order."""
+"""The partial of each subtree. The subtrees are adjacent and in order."""
 
 
 class LeafCalls:
-    """Runs leaves of a subround, one after another, by calls of one graph.
+    """Runs leaves of a subround in order, by calls of one graph.
 
     Args:
-        device: whose executor runs the graph.
-        graph: the graph.
-        content: identifies the graph, to remember how long its calls take.
-        inputs: zeros and constants, plain or tensors.
-        subround: whose leaves these are.
+        device: The stack whose executor runs the graph.
+        graph: The graph.
+        content: Bytes that identify the graph, to look up its pace.
+        inputs: Zeros and constants, plain or as tensors.
+        subround: The subround of the leaves.
     """
 
     def __init__(
@@ -194,22 +192,22 @@ class LeafCalls:
         self._call_s = subround.call_s
         self._leaf_size = subround.clients_per_leaf
         self._trees = subround.subtrees
-        size = self.graph.bytes_of_partial  # None: not known
+        size = self.graph.bytes_of_partial  # None if unknown
         self._leaves_a_call = 1 if size is None else max(1, LAID_BYTES // max(1, size))
         self.stacked: list[Stacked] = []
 
     async def run(
         self, leaves: Sequence[range], first_leaf: int, laid: "LaidClients"
     ) -> Partials:
-        """Return the partials of whole subtrees that cover some leaves, in order.
+        """Return the partials of the whole subtrees that cover some leaves, in order.
 
         Args:
-            leaves: positions of each leaf's clients in what was laid; adjacent.
-            first_leaf: index among all leaves of the first of these.
-            laid: the clients.
+            leaves: Positions in `laid` of each leaf's clients. The leaves are adjacent.
+            first_leaf: Index in the cohort of the first of these leaves.
+            laid: The data of the clients.
 
         Raises:
-            FailedLeafError: the clients' work raised.
+            FailedLeafError: A client's work failed.
         """
         partials: Partials = {}
         shape_of = self.graph.shaped.shape_of
@@ -220,9 +218,9 @@ class LeafCalls:
             read_limits.check()
             await asyncio.sleep(0)  # lets a cancelled call end here
             count = self._pace.count(leaves[-1].stop - start, self._call_s)
-            # A leaf that was begun ends alone: others begin at zero, it does not.
+            # A call that resumes a leaf covers it alone: others begin at the zeros.
             goes_on = start > leaves[done].start
-            # Whole leaves of one shape, as many as one call is to take.
+            # Take whole leaves of one shape, up to the limits of one call.
             whole: list[range] = []
             for leaf, shape in zip(leaves[done:], shapes[done:], strict=True):
                 is_full = len(whole) == (1 if goes_on else self._leaves_a_call)
@@ -230,24 +228,41 @@ class LeafCalls:
                     break
                 whole.append(leaf)
             alike = dataclasses.replace(laid, shape=shapes[done])
-            if whole:
-                whole[0] = range(start, whole[0].stop)
-                stop = done + len(whole)
-                subtrees = self._subtrees_of(first_leaf + done, first_leaf + stop)
-                results = self._call(whole, subtrees, accumulators, alike, done)
-                partials.update(zip(subtrees, results, strict=True))
-                accumulators, start, done = self._zeros, whole[-1].stop, stop
-            else:
-                # The next leaf is longer than a call: a piece of it, to be resumed.
+            if not whole:
+                # The next leaf takes longer than a call, so take some of its clients.
                 count = max(1, count // self.graph.at_once) * self.graph.at_once
-                piece = range(start, min(start + count, leaves[done].stop))
-                subtree = (first_leaf + done, first_leaf + done + 1)
-                results = self._call([piece], [subtree], accumulators, alike, done)
+                whole = [range(start, min(start + count, leaves[done].stop))]
+            whole[0] = range(start, whole[0].stop)
+            stop = done + len(whole)
+            subtrees = self._subtrees_of(first_leaf + done, first_leaf + stop)
+            results = self._call(whole, subtrees, accumulators, alike)
+            start = whole[-1].stop
+            if start < leaves[stop - 1].stop:
                 (accumulators,) = results
-                start = piece.stop
-                if start == leaves[done].stop:
-                    partials[subtree] = accumulators
-                    accumulators, done = self._zeros, done + 1
+                continue
+            of_leaves = dict(zip(subtrees, results, strict=True))
+            are_checked = laid.are_checked or not self.graph.relies_on_sums
+            if not are_checked and not _are_finite(results):
+                of_leaves = await self._run_again(
+                    leaves[done:stop], first_leaf + done, laid
+                )
+            partials |= of_leaves
+            accumulators, done = self._zeros, stop
+        return partials
+
+    async def _run_again(
+        self, leaves: Sequence[range], first_leaf: int, laid: "LaidClients"
+    ) -> Partials:
+        """Run each leaf in a call of its own. Check its clients if it is not finite.
+
+        Otherwise the bits of a leaf would depend on the other leaves of its call.
+        """
+        if len(leaves) == 1:
+            laid = dataclasses.replace(laid, are_checked=True)
+            return await self.run(leaves, first_leaf, laid)
+        partials: Partials = {}
+        for index, leaf in enumerate(leaves, first_leaf):
+            partials |= await self.run([leaf], index, laid)
         return partials
 
     def _subtrees_of(self, first: int, stop: int) -> list[merge_tree.Subtree]:
@@ -265,16 +280,15 @@ class LeafCalls:
         subtrees: Sequence[merge_tree.Subtree],
         accumulators: Accumulators,
         laid: "LaidClients",
-        index: int,
     ) -> Sequence[Accumulators]:
-        """Call the graph; time the call; name the leaf whose work raises, by index."""
+        """Call the graph and record its pace. On failure, find the failed leaf."""
         started = time.monotonic()
         try:
             results, stacked = self._run(
                 leaves, subtrees, accumulators, self._constants, laid
             )
         except Exception as error:
-            failed = self._find_failed(leaves, laid, index)
+            failed = self._find_failed(leaves, laid, subtrees[0][0])
             raise FailedLeafError(failed) from error
         self.stacked.append(stacked)
         num_clients = leaves[-1].stop - leaves[0].start
@@ -283,17 +297,23 @@ class LeafCalls:
         return results
 
     def _find_failed(
-        self, leaves: Sequence[range], laid: "LaidClients", index: int
+        self, leaves: Sequence[range], laid: "LaidClients", first_leaf: int
     ) -> int | None:
-        """Return the index of the first of some leaves whose work raises, alone."""
+        """Return the index in the cohort of the first leaf that fails alone."""
         if len(leaves) == 1:
-            return index
-        for failed, leaf in enumerate(leaves, index):
+            return first_leaf
+        checked = dataclasses.replace(laid, are_checked=True)
+        for failed, leaf in enumerate(leaves, first_leaf):
             try:
-                self._run([leaf], [(0, 1)], self._zeros, self._constants, laid)
-            except Exception:  # noqa: BLE001 (as it did before)
+                self._run([leaf], [(0, 1)], self._zeros, self._constants, checked)
+            except Exception:  # noqa: BLE001 (any error of the leaf counts)
                 return failed
         return None
+
+
+def _are_finite(partials: Sequence[Accumulators]) -> bool:
+    arrays = (array for partial in partials for array in partial)
+    return all(np.isfinite(a).all() for a in arrays if a.dtype.kind in "fc")
 
 
 async def run_leaves(
@@ -301,21 +321,27 @@ async def run_leaves(
     subround: plans.Subround,
     inputs: Sequence[Plain],
     data: Sequence[ClientValues],
+    meanwhile: Callable[[], object] | None = None,
 ) -> Evaluated | Fallback:
-    """Return the partial of each of `subround.subtrees`, and what is kept of clients.
+    """Return the partial of each of `subround.subtrees`, and then the kept values.
 
     Args:
-        device: runs graphs, holds clients, and merges what no graph merges.
-        subround: with a kernel; without a merge, no partial is returned.
-        inputs: what `server` of the kernel returned, plain or of tensors.
-        data: for each of `data` of the kernel the plain values of all clients of the
-            subround, in order; or runs of clients, which stand for them.
+        device: The stack that runs graphs and caches clients' data.
+        subround: A subround with a kernel. Without a merge, only kept values are
+            returned.
+        inputs: The result of the kernel's `server`, plain or as tensors.
+        data: For each part of the kernel's data, the values of all clients in order.
+            Each is plain or a `ClientRun`.
+        meanwhile: Function to call on another thread while clients run, if their graph
+            is new.
     """
     kernel, merge = cast("plans.Kernel", subround.kernel), subround.merge
-    # Leaves of one client each do without the loop over clients.
+    # If each leaf has one client, the graph needs no loop over clients.
     one_per_leaf = subround.clients_per_leaf == 1 and all(map(len, subround.leaves))
     kernels = device.eager.kernels
-    graph = kernels.clients(kernel, merge, one_per_leaf=one_per_leaf)
+    graph = kernels.clients(
+        kernel, merge, one_per_leaf=one_per_leaf, meanwhile=meanwhile
+    )
     if isinstance(graph, Fallback):
         return graph
     content = b"%d" % one_per_leaf + kernel.content + (merge or b"")
@@ -335,16 +361,15 @@ async def run_leaves(
                 inside, subround.first_leaf + done, graph.lay(laid, clients)
             )
             done += len(group)
-    except errors.ClusterError:
-        raise
-    except Exception as error:  # noqa: BLE001 (the interpreter will say what it is)
+    except Exception as error:  # noqa: BLE001 (executors do the work instead)
         cause, leaf = error, None
         if isinstance(error, FailedLeafError):
             cause = error.__cause__
-            leaf = None if error.leaf is None else done + error.leaf
+            if error.leaf is not None:
+                leaf = error.leaf - subround.first_leaf
         if isinstance(cause, Fallback):
             return Fallback(cause.reason, leaf)
-        if cause is not None and diagnostics.is_defect(cause):
+        if cause is not None and diagnostics.is_final(cause):
             raise cause from None
         return Fallback(f"{type(cause).__name__} in a kernel", leaf)
     kept = graph.kept(calls.stacked) if kernel.num_kept else []
@@ -364,14 +389,14 @@ def _lay(
     data: Sequence[ClientValues],
     store: ClientStore,
 ) -> "LaidData":
-    """Return the data of clients as tensors, from the store where it was laid before.
+    """Return the data of clients as tensors, and cache them.
 
-    Only runs of clients are laid once: their keys say which data they stand for, but
-    for files, which may change. Where all parts are runs, they are in the store as one,
-    otherwise each by itself.
+    Only a `ClientRun` is cached, because its key identifies its data. If all parts are
+    of this class, they are cached together, otherwise separately. Data in files is not
+    cached, because files can change.
     """
     content = cast("plans.Kernel", subround.kernel).content
-    # Whether the shapes of clients decide which graph runs them.
+    # Shapes are needed only if they can decide which graph runs the clients.
     with_shapes = graph.shaped.refuse_shapes(subround.clients_per_leaf) is None
     runs = {
         part: members
@@ -388,7 +413,8 @@ def _lay(
         return graph.lay_part(part, values, store.keep)
 
     def count(laid: "LaidPart | LaidData") -> float:
-        return math.inf if have_files else laid.count_bytes()  # the store takes no such
+        # The store does not keep a value of infinite size.
+        return math.inf if have_files else laid.count_bytes()
 
     def lay() -> "LaidData":
         parts: list[LaidPart] = []
@@ -412,7 +438,7 @@ def _lay(
 def _groups(
     leaves: Sequence[range], data: Sequence[ClientValues], store: ClientStore
 ) -> Iterator[list[range]]:
-    """Yield groups of leaves whose data is laid at once: few copies of bounded size."""
+    """Yield groups of leaves whose data is copied at once, see `LAID_BYTES`."""
     group: list[range] = []
     num_bytes = 0
     first = leaves[0].start
@@ -433,10 +459,9 @@ async def _merge_interpreted(
     partials: Partials,
     type_spec: fl.Type,
 ) -> list[Plain]:
-    """Return the plain partial of each subtree where no graph merges two partials."""
     embedded: list[flf.ExecutorValue] = [
         await device.create_value(
-            tensor_structures.unflatten(iter(accumulators), type_spec), type_spec
+            trees.unflatten(iter(accumulators), type_spec), type_spec
         )
         for accumulators in partials.values()
     ]
@@ -450,7 +475,7 @@ def _merge_subtrees(
     subtrees: Sequence[merge_tree.Subtree],
     partials: Partials,
 ) -> list[Plain]:
-    """Return the plain partial of each subtree, out of the partials inside of it."""
+    """Merge the partials of each subtree by a graph, and return them plain."""
     merged: list[Plain] = []
     for subtree in subtrees:
         inside = [tree for tree in partials if subtree[0] <= tree[0] < subtree[1]]

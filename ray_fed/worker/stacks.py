@@ -1,4 +1,4 @@
-"""Where executors meet: the stacks that ray_fed builds, and strategies in a process.
+"""The executor stacks that ray_fed builds, and the strategy that runs in one process.
 
     device_stack                    local_stack
 
@@ -6,12 +6,11 @@
     SequenceExecutor                FederatingExecutor --- LocalStrategy
     EagerTFExecutor                 device_stack           device_stack, one per thread
 
-Partials are merged along the tree of leaves, whichever executor has them. Work on a
-contiguous chunk of clients is one set of functions, which an actor calls, too: so a
-client's arithmetic, its order and its errors do not depend on where it runs.
+`LocalStrategy` and actors run the work of clients by the same functions. Numbers, their
+order and errors therefore do not depend on where a client runs.
 
-TensorFlow is imported inside of functions: a coordinator imports this module, but
-never loads TensorFlow.
+TensorFlow is imported inside functions, because coordinators import this module and
+must not load TensorFlow.
 """
 
 import asyncio
@@ -29,8 +28,8 @@ import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
 from ray_fed.executors.closure import ResolvedValue
+from ray_fed.executors.fan_out import Once, gather_by_index
 from ray_fed.executors.federating import FederatingExecutor
-from ray_fed.executors.loops import gather_by_index
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
@@ -51,13 +50,17 @@ flf = fl.framework
 ExecutorValue = flf.ExecutorValue
 _T = TypeVar("_T")
 _CACHED_BLOCKS = 128
-"""Computations that one stack keeps parsed: parsing takes as long as small rounds."""
+"""Size of a stack's cache of parsed computations. Parsing takes as long as a small
+round."""
+
+_BLOCK_BYTES, _LEAST_BLOCKS = 2**22, 4
+"""Maximum serialized bytes of these, and the number of latest ones that always stay."""
 
 _PACES = 64
-"""Graphs whose pace one stack remembers: as many as its executor keeps."""
+"""Number of graphs whose pace a stack remembers. The graph cache has the same size."""
 
 ChunkArg: TypeAlias = list[ExecutorValue] | Struct[Any]
-"""One value a client of the chunk, or a struct of such lists."""
+"""One value for each client of a chunk, or a struct of such lists."""
 
 _MESSAGE_LINES = 3
 _BOILERPLATE = (
@@ -66,18 +69,18 @@ _BOILERPLATE = (
     "<stack traces",
     "[[{{node",
 )
-"""Starts of lines in TensorFlow's messages that tell a user nothing."""
+"""Beginnings of lines in TensorFlow's messages that tell users nothing."""
 _MARKERS = frozenset("~^ ")
-"""Of a line under one of source, in a traceback."""
+"""Characters of the line that marks a place in the source line above it."""
 
 _NO_MEMORY = "ResourceExhaustedError"
-"""TensorFlow's name for it; this module does not load TensorFlow."""
+"""Name of TensorFlow's error for lack of memory. TensorFlow is not imported here."""
 
 _OWN_ASSERTION = re.compile(r"assertion failed: \[(Expected .+, found .+)\]")
-"""What a graph of ray_fed says in full."""
+"""The complete message of an assertion that ray_fed puts in a graph."""
 
 _LABEL = re.compile(r"a label value of (-?\d+) which is outside .* of \[0, (\d+)\)")
-"""What TensorFlow says of a label that is no class."""
+"""TensorFlow's message about a label that is out of range."""
 
 _TAGS = re.compile(r"\{\{function_node [^}]*\}\}\s*|\s*\[Op:[^\]]*\]")
 
@@ -88,16 +91,16 @@ async def embed_members(
     member: fl.Type,
     first: int = 0,
 ) -> list[ExecutorValue]:
-    """Embed one value a client, in order.
+    """Embed the value of each client, in order.
 
     Args:
-        executor: embeds them.
-        members: of each client.
-        member: type of each.
-        first: index of the first of these clients.
+        executor: The executor that embeds the values.
+        members: The value of each client, of type `member`.
+        member: Type of one client's value.
+        first: Index of the first client, for errors.
 
     Raises:
-        ComputationError: reading a client's value raised, with the client's index.
+        ComputationError: A client's value could not be read. The error has its index.
     """
     embedded: list[ExecutorValue] = []
     for client_index, value in enumerate(members, first):
@@ -115,16 +118,16 @@ async def map_embedded(
     arg: ChunkArg | None,
     clients: range,
 ) -> list[ExecutorValue]:
-    """Call a function on each client of a chunk, in client order.
+    """Call a function for each client of a chunk, in client order.
 
     Args:
-        executor: embeds `arg` and `function`.
-        function: None returns the arguments, zipped to structs.
-        arg: None for a function of no argument.
-        clients: the chunk's place in the cohort.
+        executor: The executor that has embedded `arg` and `function`.
+        function: The function, or None to return the arguments as structs.
+        arg: The argument of each client, or None for a function without one.
+        clients: Indices of the chunk's clients.
 
     Raises:
-        ComputationError: the function raised, with the client's index.
+        ComputationError: The function failed for a client. The error has its index.
     """
     results: list[ExecutorValue] = []
     for position, client_index in enumerate(clients):
@@ -163,19 +166,19 @@ async def accumulate_members(
     accumulate: ExecutorValue,
     clients: range,
 ) -> ExecutorValue:
-    """Fold the members into zero, in order: the accumulation of one leaf.
+    """Accumulate the values of a leaf's clients, in client order.
 
-    Each call of `accumulate` draws from the key of its client.
+    The random numbers of each call of `accumulate` are keyed by its client.
 
     Args:
-        executor: embeds the rest.
+        executor: The executor that has embedded the other arguments.
         zero: U.
         members: T of each client of the leaf.
         accumulate: <U, T> -> U.
-        clients: the leaf's place in the cohort.
+        clients: Indices of the leaf's clients.
 
     Raises:
-        ComputationError: `accumulate` raised, with the client's index.
+        ComputationError: `accumulate` failed for a client. The error has its index.
     """
     accumulator = zero
     for client_index, member in zip(clients, members, strict=True):
@@ -192,12 +195,12 @@ async def accumulate_members(
 
 
 async def _let_end() -> None:
-    """End here where nobody waits, or the call was cancelled.
+    """Raise if the call was cancelled, or if no caller waits for the result.
 
-    An executor may answer without waiting, and so without letting its loop cancel.
+    Executors may return without suspending, and then a cancelled task would run on.
 
     Raises:
-        ClusterError: nobody waits for this work; see `read_limits.limited`.
+        ClusterError: No caller waits for this work; see `read_limits.limited`.
     """
     read_limits.check()
     await asyncio.sleep(0)
@@ -206,11 +209,11 @@ async def _let_end() -> None:
 def describe_failure(
     error: Exception, client_index: int | None
 ) -> errors.ComputationError:
-    """Return what a computation raised as an error that says where, in few lines."""
+    """Convert an error of a computation to a short one that names the place."""
     lines = [line.strip() for line in error_texts.message_of(error).splitlines()]
     frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
     if frames:
-        lines = lines[frames[-1] + 2 :]  # a frame has a second line, which may be empty
+        lines = lines[frames[-1] + 2 :]  # each frame has two lines
     meaningful = [line for line in lines if set(line) - _MARKERS]
     meaningful = [line for line in meaningful if not line.startswith(_BOILERPLATE)]
     summary = _TAGS.sub("", " ".join(meaningful[:_MESSAGE_LINES])) or "no message"
@@ -242,7 +245,7 @@ async def call_on(
     function: flf.ComputationBuildingBlock,
     args: Sequence[Any],
 ) -> ResolvedValue:
-    """Call a computation with its argument, the one of `args`, if it takes one."""
+    """Call a computation with the element of `args`, if it takes an argument."""
     embedded = await stack.create_value(function)
     parameter = cast("fl.FunctionType", embedded.type_signature).parameter
     argument = None
@@ -253,7 +256,7 @@ async def call_on(
 
 
 async def fetch(value: ExecutorValue) -> Plain:
-    """Return an embedded value in plain form."""
+    """Return the plain value of an embedded value."""
     type_spec = value.type_signature
     return plain_values.to_plain(await value.compute(), type_spec, "a result")
 
@@ -263,12 +266,9 @@ async def merge_subtrees(
     partials: Sequence[ExecutorValue],
     executor: flf.Executor,
 ) -> list[ExecutorValue]:
-    """Return the partial of each of `subround.subtrees`.
+    """Return the partial of each of `subround.subtrees`, in order.
 
-    Args:
-        subround: with a merge.
-        partials: of its leaves, embedded in the executor.
-        executor: runs the merges.
+    `partials` are those of the leaves, embedded in `executor`, which merges them.
     """
     merge = await executor.create_value(Function(cast("bytes", subround.merge)))
     merged: list[ExecutorValue] = []
@@ -286,9 +286,10 @@ async def merge_values(
     partials: Sequence[ExecutorValue],
     subtrees: Sequence[merge_tree.Subtree],
 ) -> ExecutorValue:
-    """Merge adjacent subtrees, all embedded in one executor, along the tree.
+    """Merge the partials of adjacent subtrees along the merge tree.
 
-    Each merge draws from the key of its subtree, on any worker.
+    The random numbers of each merge are keyed by its subtree. All partials are embedded
+    in `executor`.
     """
     partials = list(partials)
     for left, right, subtree in merge_tree.merge_order(subtrees):
@@ -301,11 +302,11 @@ async def merge_values(
 async def merge_plain(
     executor: flf.Executor, partials: Sequence[Plain], merge: Function
 ) -> ExecutorValue:
-    """Merge partials of all leaves, in order, along the tree; embed the result.
+    """Merge the partials of all leaves along the merge tree, and embed the result.
 
     Args:
-        executor: runs `merge`.
-        partials: U of each leaf, plain, at least one.
+        executor: The executor that runs `merge`.
+        partials: U of each leaf, plain, in order. At least one.
         merge: <U, U> -> U.
     """
     function = await executor.create_value(merge)
@@ -323,7 +324,7 @@ async def merge_plain(
 
 
 class LocalPlaced:
-    """Values of clients, a list for each group, embedded when first needed."""
+    """Values at clients, a list for each group. They are embedded on first use."""
 
     def __init__(
         self,
@@ -331,17 +332,14 @@ class LocalPlaced:
         embed: Callable[[], Coroutine[Any, Any, list[list[ExecutorValue]]]],
     ) -> None:
         self.member = member
-        self._embed = embed
-        self._groups: asyncio.Future[list[list[ExecutorValue]]] | None = None
+        self._groups = Once(embed)
 
     async def groups(self) -> list[list[ExecutorValue]]:
-        """Return the embedded values, one list a group, in client order."""
-        if self._groups is None:
-            self._groups = asyncio.ensure_future(self._embed())
-        return await self._groups
+        """Return the embedded values, a list for each group, in client order."""
+        return await self._groups.get()
 
     async def compute(self) -> list[Plain]:
-        """Return the clients' values in client order, plain."""
+        """Return the plain values of all clients, in client order."""
         return [
             plain_values.to_plain(await value.compute(), self.member)
             for group in await self.groups()
@@ -353,10 +351,10 @@ class LocalStrategy(FederatingStrategy):
     """Runs each group of contiguous clients on an executor of its own.
 
     Args:
-        unplaced: where partials are merged; not owned.
-        targets: one a group; owned.
-        groups: the clients of each target; together the whole cohort, in order.
-        clients_per_leaf: see `merge_tree.cut_leaves`.
+        unplaced: The executor that merges partials. It is not closed.
+        targets: One executor for each group. `close` closes them.
+        groups: The clients of each group. Together they are the cohort, in order.
+        clients_per_leaf: See `merge_tree.cut_leaves`.
     """
 
     def __init__(
@@ -379,16 +377,14 @@ class LocalStrategy(FederatingStrategy):
         member = type_spec.member
         if type_spec.all_equal:
             if not isinstance(value, ExecutorValue):
-                value = plain_values.to_plain(
+                value = plain_values.to_plain_around_datasets(
                     value, member, "a value equal at all clients"
                 )
             return LocalPlaced(member, lambda: self._embed_all_equal(value, member))
         stored.check_cardinality(value, type_spec, self.num_clients)
-        members: Any = value  # of datasets: read as far as the work goes
-        if not (isinstance(value, list) and all(map(plain_values.is_dataset, value))):
-            members = plain_values.to_plain(
-                value, type_spec, "a value placed at clients"
-            )
+        members: Any = plain_values.to_plain_around_datasets(
+            value, type_spec, "a value placed at clients"
+        )
 
         async def embed() -> list[list[ExecutorValue]]:
             return await gather_by_index(
@@ -404,7 +400,7 @@ class LocalStrategy(FederatingStrategy):
         self, value: Any, member: fl.Type
     ) -> list[list[ExecutorValue]]:
         if isinstance(value, ExecutorValue):
-            value = plain_values.to_plain(await value.compute(), member)
+            value = await _carry(value, member)
         embedded = await gather_by_index(
             target.create_value(value, member) for target in self._targets
         )
@@ -443,7 +439,7 @@ class LocalStrategy(FederatingStrategy):
         placed = type_checks.narrow(arg, LocalPlaced, "LocalStrategy")
         groups = await placed.groups()
         zero_type = zero.type_signature
-        # Plain, as each leaf begins at zero on a target of its own.
+        # Every leaf starts from zero on its own target, so zero must be plain.
         zero_plain = plain_values.to_plain(await zero.compute(), zero_type, "zero")
 
         async def reduce_group(index: int) -> list[Plain]:
@@ -478,7 +474,7 @@ class LocalStrategy(FederatingStrategy):
         groups: list[list[ExecutorValue]],
         member: fl.Type,
     ) -> list[ExecutorValue]:
-        """Return the leaf's values on a target, fetching those of other groups."""
+        """Return the leaf's values on one target. Those of other groups are moved."""
         members: list[ExecutorValue] = []
         for group, embedded in zip(self._groups, groups, strict=True):
             for client_index in range(
@@ -486,7 +482,7 @@ class LocalStrategy(FederatingStrategy):
             ):
                 value = embedded[client_index - group.start]
                 if group is not self._groups[index]:
-                    fetched = plain_values.to_plain(await value.compute(), member)
+                    fetched = await _carry(value, member)
                     value = await self._targets[index].create_value(fetched, member)
                 members.append(value)
         return members
@@ -495,6 +491,30 @@ class LocalStrategy(FederatingStrategy):
     def close(self) -> None:
         for target in self._targets:
             target.close()
+
+
+async def _carry(value: ExecutorValue, type_spec: fl.Type) -> Any:
+    """Return a value in a form that every executor of this process can embed.
+
+    Sequences are not read here. Each client reads its elements when it needs them.
+    """
+    if not flf.type_contains(type_spec, lambda t: isinstance(t, fl.SequenceType)):
+        return plain_values.to_plain(await value.compute(), type_spec)
+    return _normal_form(value)
+
+
+def _normal_form(value: Any) -> Any:
+    """Return the value that leaf executors hold, without references to executors."""
+    match value:
+        case ExecutorValue():
+            return _normal_form(value.reference)
+        case Struct():
+            return structs.Struct(
+                (name, _normal_form(member))
+                for name, member in structs.iter_elements(value)
+            )
+        case _:
+            return value
 
 
 async def _chunk(arg: PlacedArg, group: int) -> Any:
@@ -509,38 +529,37 @@ async def _chunk(arg: PlacedArg, group: int) -> Any:
 
 
 class Pace:
-    """Decides how many clients one call of a graph covers, from what others took.
+    """Chooses how many clients one graph call covers, from the time of earlier calls.
 
-    The bits do not depend on it.
-
-    The first call, which also sets the graph up, is of one client.
+    The first call has one client, because it also initializes the graph. Bits do not
+    depend on the pace.
     """
 
     def __init__(self) -> None:
         self._seconds_a_client: float | None = None
 
     def count(self, remaining: int, call_s: float) -> int:
-        """Return how many of the remaining clients to run in the next call."""
+        """Return the number of clients for the next call, at most `remaining`."""
         if self._seconds_a_client is None:
             return min(1, remaining)
         wanted = call_s / max(self._seconds_a_client, 1e-9)
         return max(1, min(remaining, int(min(wanted, remaining))))
 
     def note(self, count: int, seconds: float) -> None:
-        """Take note of what a call took."""
+        """Record the number of clients and the duration of a call."""
         self._seconds_a_client = seconds / count
 
 
 class DeviceStack(ReferenceResolvingExecutor):
-    """Runs all unplaced work on a device, and holds what its clients have.
+    """Runs all unplaced work on a device, and caches clients' data there.
 
     Args:
-        eager: runs every graph; owned.
-        client_bytes: of clients' data that is kept between rounds.
+        eager: The executor that runs every graph. `close` closes it.
+        client_bytes: Maximum bytes of clients' data that are kept between rounds.
 
     Attributes:
-        eager: runs every graph.
-        clients: their data.
+        eager: The executor that runs every graph.
+        clients: The cache of clients' data.
     """
 
     def __init__(self, eager: "EagerTFExecutor", client_bytes: int) -> None:
@@ -549,7 +568,9 @@ class DeviceStack(ReferenceResolvingExecutor):
         self.clients = ClientStore(client_bytes)
         self._paces: LruCache[bytes, Pace] = LruCache(_PACES)
         self._blocks: LruCache[bytes, fl.framework.ComputationBuildingBlock]
-        self._blocks = LruCache(_CACHED_BLOCKS)
+        self._blocks = LruCache(
+            _CACHED_BLOCKS, max_weight=_BLOCK_BYTES, least=_LEAST_BLOCKS
+        )
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
@@ -559,16 +580,18 @@ class DeviceStack(ReferenceResolvingExecutor):
             value = components.join(value.components, fl.to_type(type_spec))
         return await super().create_value(value, type_spec)
 
-    def parse(self, serialised: bytes) -> fl.framework.ComputationBuildingBlock:
-        """Return the block of a serialised computation, parsed when first asked for."""
-        return self._blocks.get(serialised, lambda: blocks.parse_block(serialised))
+    def parse(self, serialized: bytes) -> fl.framework.ComputationBuildingBlock:
+        """Return the block of a serialized computation, from a cache."""
+        return self._blocks.get(
+            serialized, lambda: blocks.parse_block(serialized), len(serialized)
+        )
 
     def on_device(self) -> contextlib.AbstractContextManager[object]:
-        """Return what puts operations of the thread that enters it on the device."""
+        """Return a context manager that places the operations of its thread here."""
         return self.eager.on_device()
 
     def pace_of(self, content: bytes) -> Pace:
-        """Return how fast the kernel of a content has been here."""
+        """Return the pace of the kernel that `content` identifies."""
         return self._paces.get(content, Pace)
 
     @override
@@ -580,32 +603,27 @@ class DeviceStack(ReferenceResolvingExecutor):
 
 
 class ThreadedStack(ThreadDelegatingExecutor):
-    """A device's stack on a thread of its own, and what is to run there beside it.
-
-    Args:
-        stack: owned.
-        name: of the thread.
-    """
+    """A device's stack on a thread of its own. `close` closes both."""
 
     def __init__(self, stack: DeviceStack, name: str) -> None:
         super().__init__(stack, name, stack.on_device())
         self.stack = stack
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the thread of the stack, which it may call freely."""
+        """Run a coroutine on the stack's thread. It can call the stack directly."""
         return await self._thread.run(work)
 
 
 CLIENT_BYTES = 2**30
-"""Of clients' data that a stack keeps between rounds, where nobody says another."""
+"""Default limit on the bytes of clients' data that a stack keeps between rounds."""
 
 
 def device_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> DeviceStack:
     """Return a stack that runs all unplaced work.
 
     Args:
-        device: a `tf.config.LogicalDevice`, or None.
-        client_bytes: of clients' data that is kept between rounds.
+        device: A `tf.config.LogicalDevice`, or None for TensorFlow's default.
+        client_bytes: Maximum bytes of clients' data that are kept between rounds.
     """
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
@@ -617,17 +635,14 @@ def threaded_stacks(
     client_bytes: int = CLIENT_BYTES,
     devices: Sequence[Any] = (None,),
 ) -> list[ThreadedStack]:
-    """Return stacks, each on a thread of its own, which take turns with devices.
-
-    See `device_stack`.
-    """
+    """Return a `device_stack` for each thread. Stacks use the devices in turn."""
     stacks: list[ThreadedStack] = []
     with contextlib.ExitStack() as failed:
         for index, device in zip(range(num_threads), itertools.cycle(devices)):
             stack = device_stack(device, client_bytes)
             stacks.append(ThreadedStack(stack, f"ray_fed executor {index}"))
             failed.callback(stacks[-1].close)
-        failed.pop_all()  # who asked for them closes them
+        failed.pop_all()  # the caller closes them
     return stacks
 
 
@@ -635,11 +650,11 @@ def federated_stack(
     strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
     unplaced: flf.Executor,
 ) -> ReferenceResolvingExecutor:
-    """Return a stack that runs any computation over a strategy.
+    """Return a stack that runs any computation with a strategy.
 
     Args:
-        strategy_factory: see `FederatingExecutor`.
-        unplaced: runs what is not placed; owned.
+        strategy_factory: See `FederatingExecutor`.
+        unplaced: The executor of unplaced work. The stack closes it.
     """
     return ReferenceResolvingExecutor(FederatingExecutor(strategy_factory, unplaced))
 
@@ -650,13 +665,13 @@ def local_stack(
     unplaced: flf.Executor,
     clients_per_leaf: int | None = None,
 ) -> ReferenceResolvingExecutor:
-    """Return a stack over executors of this process.
+    """Return a stack whose clients run on executors of this process.
 
     Args:
-        num_clients: size of the cohort.
-        targets: run the clients; adjacent leaves of clients each.
-        unplaced: runs everything else; may be one of `targets`.
-        clients_per_leaf: see `merge_tree.cut_leaves`.
+        num_clients: Number of clients of the cohort.
+        targets: Executors for the clients. Each runs a contiguous range of leaves.
+        unplaced: The executor of all other work. It may be one of `targets`.
+        clients_per_leaf: See `merge_tree.cut_leaves`.
     """
     cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
     runs = merge_tree.cut_runs(len(cut), len(targets))
@@ -667,90 +682,3 @@ def local_stack(
         ),
         unplaced,
     )
-
-
-class _DebuggingFactory(flf.ExecutorFactory):
-    """Builds one debugging stack for each set of cardinalities.
-
-    All of them share its threads: those of the largest cohort, and one for the server.
-    """
-
-    def __init__(self, num_clients: int | None, clients_per_thread: int) -> None:
-        self._num_clients = num_clients
-        self._clients_per_thread = clients_per_thread
-        self._executors: dict[tuple[tuple[str, int], ...], flf.Executor] = {}
-        self._leaves: list[flf.Executor] = []  # the server's first
-
-    @override
-    def create_executor(self, cardinalities: Any) -> flf.Executor:
-        """Return the stack for the cardinalities, a new one if there is none."""
-        key = _key(cardinalities)
-        if key not in self._executors:
-            self._executors[key] = self._build(dict(key).get(fl.CLIENTS.uri))
-        return self._executors[key]
-
-    def _build(self, inferred: int | None) -> flf.Executor:
-        num_clients = self._num_clients if inferred is None else inferred
-        if self._num_clients is not None and num_clients != self._num_clients:
-            raise errors.CardinalityError(
-                f"Expected {self._num_clients} clients, as the executor factory was"
-                f" configured, found an argument with {num_clients}."
-            )
-        groups = [
-            range(start, min(start + self._clients_per_thread, num_clients or 0))
-            for start in range(0, num_clients or 0, self._clients_per_thread)
-        ]
-        names = ["server", *map(str, range(len(groups)))]
-        for name in names[len(self._leaves) :]:
-            self._leaves.append(_debugging_leaf(name))
-        unplaced, *targets = self._leaves[: len(names)]
-        federating = FederatingExecutor(
-            lambda executor: LocalStrategy(executor.unplaced, targets, groups), unplaced
-        )
-        return ReferenceResolvingExecutor(federating)
-
-    @override
-    def clean_up_executor(self, cardinalities: Any) -> None:
-        """Drop the stack for the cardinalities; with the last one, the threads end."""
-        self._executors.pop(_key(cardinalities), None)
-        if not self._executors:
-            while self._leaves:
-                self._leaves.pop().close()
-
-
-def _key(cardinalities: Any) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((placement.uri, n) for placement, n in cardinalities.items()))
-
-
-def _debugging_leaf(name: str) -> flf.Executor:
-    from ray_fed.executors.eager_tf import EagerTFExecutor
-
-    leaf = EagerTFExecutor.of_written_graphs()
-    return ThreadDelegatingExecutor(leaf, f"ray_fed debugging {name}")
-
-
-def thread_debugging_executor_factory(
-    num_clients: int | None = None, clients_per_thread: int = 1
-) -> flf.ExecutorFactory:
-    """Return a factory of simple stacks that run local computations for debugging.
-
-    A ReferenceResolvingExecutor over a FederatingExecutor over one
-    ThreadDelegatingExecutor for each group of clients, each over an EagerTFExecutor:
-    no caches of results, and exactly the computation that was passed, every graph as it
-    was written. References are resolved at the top of the stack only, so what clients
-    run must be TensorFlow.
-
-    Args:
-        num_clients: size of the cohort, >= 1; None: inferred from each argument.
-        clients_per_thread: clients that one thread runs in sequence, >= 1.
-
-    Raises:
-        ValueError: `num_clients` or `clients_per_thread` is below one.
-        TypeError: one of them is no whole number.
-    """
-    if num_clients is not None:
-        num_clients = type_checks.check_count(num_clients, "num_clients")
-    clients_per_thread = type_checks.check_count(
-        clients_per_thread, "clients_per_thread"
-    )
-    return _DebuggingFactory(num_clients, clients_per_thread)

@@ -5,6 +5,7 @@
 import asyncio
 import concurrent.futures
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,9 +36,12 @@ class FakeHandle:
         calls: names of the methods that ended, in order.
         dies_at: a method: the first call of it finds the actor gone.
         is_dead: every call finds it gone.
+        raises: what work raises.
+        hangs: whether work never ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int = 1) -> None:
+        self._pid = pid
         self._actor = LeafWorker(1, 0.0, 2**20)
         self._actor._loading.result()
         self._actor._describe = functools.lru_cache(self._describe)
@@ -45,6 +49,8 @@ class FakeHandle:
         self.calls: list[str] = []
         self.dies_at: str | None = None
         self.is_dead = False
+        self.raises: Exception | None = None
+        self.hangs = False
 
     def __getattr__(self, name: str) -> _Method:
         return _Method(self, name)
@@ -55,16 +61,24 @@ class FakeHandle:
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             future.set_exception(ray.exceptions.RayActorError())
             return future
+        if self.hangs and name == "evaluate":
+            self._actor._running = args[0], -math.inf
+            return asyncio.get_running_loop().create_future()
         return asyncio.wrap_future(self._thread.submit(self._run, name, args))
 
     def _run(self, name: str, args: tuple[Any, ...]) -> Any:
-        result = getattr(self._actor, name)(*args)
+        try:
+            if self.raises is not None and name == "evaluate":
+                raise self.raises  # noqa: TRY301 (as the work would)
+            result = getattr(self._actor, name)(*args)
+        except Exception as error:
+            raise ray.exceptions.RayTaskError(name, "", error) from error
         self.calls.append(name)
         return result
 
     def _describe(self) -> WorkerDescription:
         prints = self._actor._fingerprint
-        return WorkerDescription(1, "10.0.0.1", "node", Versions.read(), prints)
+        return WorkerDescription(self._pid, "10.0.0.1", "node", Versions.read(), prints)
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -101,7 +115,7 @@ class FakeSource:
 @pytest.fixture
 def handles() -> Iterator[list[FakeHandle]]:
     """Three workers without Ray."""
-    built = [FakeHandle() for _ in range(3)]
+    built = [FakeHandle(pid) for pid in (1, 2, 3)]
     yield built
     for handle in built:
         handle.close()

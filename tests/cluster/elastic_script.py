@@ -4,10 +4,13 @@ Run by test_elastic in a process of its own: a process has one Ray, and this one
 be its own cluster's.
 """
 
+import concurrent.futures
 import json
+import logging
 import os
 import pathlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -19,6 +22,7 @@ from ray import _raylet as ray_raylet
 from ray._private import state as ray_state
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
+from typing_extensions import override
 
 import ray_fed
 from ray_fed import tensorflow as rtf
@@ -34,7 +38,12 @@ VECTOR = fl.TensorType(np.float32, [20])
 
 @rtf.computation(VECTOR)
 def noisy(data: Any) -> Any:
-    return tf.math.tanh(data) + tf.random.normal([20])
+    # Work of several milliseconds: a round of less is not cut for all workers.
+    product = tf.repeat(data[:, None], 400, axis=1)
+    product = tf.matmul(product, product, transpose_a=True)
+    for _ in range(20):
+        product = tf.math.tanh(tf.matmul(product, product))
+    return tf.math.tanh(data) + tf.random.normal([20]) + tf.reduce_mean(product)
 
 
 @fl.federated_computation(fl.FederatedType(VECTOR, fl.CLIENTS))
@@ -169,7 +178,51 @@ def come_and_go() -> None:
     story.end()
 
 
-STORIES = {story.__name__: story for story in (come_and_go,)}
+def minimum() -> None:
+    """Nodes come one by one below the minimum; one is lost, and another one comes."""
+    story = Story(2, 3)
+    said = Said()
+    logging.getLogger("ray_fed").addHandler(said)
+    story.connect()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        first = thread.submit(story.run)
+        said.is_there.wait(PATIENCE_S)
+        story.add_node()
+        time.sleep(0.7 * WAIT_S)  # after 5 s: each within the limit, both beyond it
+        lost = story.add_node()
+        story.told["subrounds"] = first.result(PATIENCE_S)[2]
+    story.told["said"] = said.lines[0]
+    story.cluster.remove_node(lost, allow_graceful=False)
+    ends = time.monotonic() + PATIENCE_S
+    while len(live_workers()) > 1 and time.monotonic() < ends:
+        time.sleep(0.2)
+    begun = time.monotonic()
+    try:
+        story.run()
+        story.told["error"] = ""
+    except ray_fed.errors.ResourceError as error:
+        story.told["error"] = str(error)
+    story.told["error after"] = time.monotonic() - begun
+    story.add_node()
+    story.told["subrounds later"] = story.run()[2]
+    story.end()
+
+
+class Said(logging.Handler):
+    """Keeps the lines of the log that say what a call waits for."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self.is_there = threading.Event()
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.is_there.set()
+
+
+STORIES = {story.__name__: story for story in (come_and_go, minimum)}
 
 if __name__ == "__main__":
     STORIES[sys.argv[1]]()

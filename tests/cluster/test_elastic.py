@@ -78,3 +78,20 @@ def test_no_room_is_an_error_within_the_configured_time(
 
 def test_closed_context_leaves_no_worker(come_and_go: dict[str, Any]) -> None:
     assert come_and_go["workers at the end"] == 0
+
+
+@pytest.fixture(scope="module")
+def minimum(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _tell("minimum", tmp_path_factory.mktemp("minimum"))
+
+
+def test_round_waits_for_the_minimum_while_nodes_come(minimum: dict[str, Any]) -> None:
+    assert minimum["said"].startswith("A call has waited for 5 s: waiting for room for")
+    assert "2 workers: 2 CPU (0 of 0 free)" in minimum["said"]
+    assert minimum["subrounds"] == minimum["subrounds later"] == 2
+
+
+def test_pool_below_the_minimum_is_an_error_in_time(minimum: dict[str, Any]) -> None:
+    assert "Expected at least 2 workers (`workers.count`)" in minimum["error"]
+    assert "found 1 after 12 s (`workers.wait_timeout_s`)" in minimum["error"]
+    assert minimum["error after"] < 90.0

@@ -42,10 +42,11 @@ def test_workers_live_in_the_bundles_that_are_left(group: PlacementGroup) -> Non
 
         here = ray.util.get_current_placement_group()
         config, found = ray_fed.Config(progress="off"), []
+        one_cpu = inventory.Demand({"CPU": 1.0})
         for _ in range(2):  # the second finds room as soon as the first has left
             with ray_fed.create_context(config) as context:
                 found.append(int(context.invoke(total, [1, 2, 3])))
-                free = sum(n.free for n in inventory.read_nodes({"CPU": 1.0}, here))
+                free = sum(n.free for n in inventory.read_nodes(one_cpu, here))
                 assert context.last_report is not None
                 found += [free, len({s.worker for s in context.last_report.subrounds})]
         return found

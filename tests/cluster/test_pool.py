@@ -8,7 +8,11 @@ clients in an argument, and how many workers there are to be.
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
+import logging
+import math
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +25,7 @@ import ray.exceptions
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed.cluster import metrics, pool, worker_actor
-from ray_fed.cluster.pool import Pool, Size, Stragglers, name_clients
+from ray_fed.cluster.pool import Census, Pool, Size, Stragglers, name_clients
 from ray_fed.plan.fingerprint import Fingerprint, Versions, WorkerDescription
 from ray_fed.values.client_references import ClientRun
 
@@ -34,6 +38,7 @@ class FakeActor:
     """The handle of a worker's actor; the test says what it answers."""
 
     has_place = True
+    names: tuple[str, str] = ("", "")
 
     def __init__(self) -> None:
         self.renew()
@@ -85,22 +90,35 @@ class FakeJob:
     async def answer(self, reference: Any) -> Any:
         return await reference
 
+    def watched(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
 
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> list[FakeActor]:
     """The actors that were started, in order."""
     started: list[FakeActor] = []
 
-    def start(*_: Any) -> FakeActor:
+    def start(config: ray_fed.Config, label: str, name: str, _: Any) -> FakeActor:
+        del config
         started.append(FakeActor())
+        started[-1].names = label, name
         return started[-1]
 
     class Gauge:
+        def __init__(self, run: str) -> None:
+            assert run == "a test"
+
         def set(self, value: float) -> None:
             pass
 
     async def look_up(read: Any, *_: Any) -> Any:
-        return "" if read is pool.inventory.describe_need else []
+        pending = sum(not actor.has_place for actor in started)
+        answers = {
+            pool.inventory.count_pending: pending,
+            pool.inventory.describe_need: "room for some workers",
+        }
+        return answers.get(read, [])
 
     def kill(*_: Any, **__: Any) -> None:
         pass
@@ -118,8 +136,8 @@ def build(actors: list[FakeActor]) -> Iterator[Callable[..., Pool]]:
     del actors
     built: list[Pool] = []
 
-    def make(wait_s: float = WAIT_S, most: int = 2) -> Pool:
-        size = Size(1, most, is_fixed=False, each="1 CPU", wait_timeout_s=wait_s)
+    def make(wait_s: float = WAIT_S, most: int = 2, least: int = 1) -> Pool:
+        size = Size(least, most, is_fixed=False, each="1 CPU", wait_timeout_s=wait_s)
         config = ray_fed.Config(workers=(1, 2))
         built.append(Pool(config, size, None, "a test", cast("Any", FakeJob())))
         return built[-1]
@@ -148,6 +166,19 @@ def ready(built: Pool, actors: list[FakeActor]) -> Pool:
         actor.loaded.set_result(DESCRIBED)
     wait_until(lambda: built.num_ready == len(actors))
     return built
+
+
+def test_actors_of_all_pools_have_names_of_their_own(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    for _ in range(2):
+        build()
+
+    labels, names = zip(*(actor.names for actor in actors), strict=True)
+    assert labels == tuple(f"ray_fed worker {index} of a test" for index in (0, 1)) * 2
+    assert len(set(names)) == 4
+    for label, name in zip(labels, names, strict=True):
+        assert name.startswith(f"{label} (")
 
 
 def test_workers_are_given_to_one_at_a_time(
@@ -248,19 +279,227 @@ def test_worker_that_must_not_be_used_is_an_error_that_says_why(
         assert "`worker 0` on node 10.0.0.1 was refused" in str(raised.value)
 
 
-@pytest.mark.usefixtures("actors")
-def test_too_few_workers_with_a_place_are_an_error_in_time(
-    build: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+CENSUS = Census(
+    num_usable=4, num_ready=1, num_busy=0, num_loading=0, num_unplaced=3, num_pending=3
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "num_ready", "limit_s", "words"),
+    [
+        pytest.param({}, 1, math.inf, "", id="ready"),
+        pytest.param({}, 2, 8.0, "1 of 2 workers ready, waiting for room", id="room"),
+        pytest.param(
+            {"num_ready": 0}, 2, 8.0, "waiting for room", id="room for all of them"
+        ),
+        pytest.param({"num_busy": 1}, 2, math.inf, "", id="a busy worker"),
+        pytest.param(
+            {"num_pending": 2}, 2, 60.0, "1 of 2 workers ready", id="start of a process"
+        ),
+        pytest.param(
+            {"num_loading": 1, "num_unplaced": 2},
+            2,
+            math.inf,
+            "1 of 2 workers ready",
+            id="start of TensorFlow",
+        ),
+        pytest.param(
+            {"num_loading": 1, "num_unplaced": 2}, 3, 8.0, "", id="start, then room"
+        ),
+        pytest.param(
+            {"num_ready": 0, "num_loading": 1, "num_unplaced": 3, "num_pending": 7},
+            1,
+            math.inf,
+            "starting 1 worker: TensorFlow",
+            id="requests of other pools",
+        ),
+        pytest.param(
+            {"num_ready": 0, "num_unplaced": 4, "num_pending": 0},
+            2,
+            60.0,
+            "starting 4 workers: TensorFlow",
+            id="start of all of them",
+        ),
+    ],
+)
+def test_room_a_start_and_a_busy_worker_are_waited_for_by_their_own_clocks(
+    change: dict[str, int], num_ready: int, limit_s: float, words: str
+) -> None:
+    census = dataclasses.replace(CENSUS, **change)
+
+    needed = "room" if census.count_without_room(num_ready) else ""
+
+    assert census.find_limit_s(num_ready, 8.0, 60.0) == limit_s
+    if words:
+        assert census.describe(num_ready, needed) == words
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_too_few_workers_with_room_are_an_error_in_time(
+    build: Callable[..., Pool],
+    actors: list[FakeActor],
+    least: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(FakeActor, "has_place", False)
-    built = build(wait_s=1.0)
+    built = build(wait_s=1.0, least=least)
+    if least > 1:
+        actors[0].has_place = True
+        actors[0].loaded.set_result(DESCRIBED)
     begun_s = time.monotonic()
 
-    with pytest.raises(errors.ResourceError, match="at least 1 workers") as raised:
-        take(built)
+    with pytest.raises(errors.ResourceError, match=f"at least {least} workers") as e:
+        asyncio.run(built.count_workers())
 
-    assert "`workers.wait_timeout_s`" in str(raised.value)
+    assert "`workers.wait_timeout_s`" in str(e.value)
     assert time.monotonic() - begun_s >= 1.0
+
+
+def test_round_waits_for_the_minimum_and_for_a_lost_worker_of_it(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = build(most=3, least=2)
+
+    async def run() -> None:
+        counting = asyncio.ensure_future(built.count_workers())
+        await until(lambda: bool(built._waiting))
+        actors[0].loaded.set_result(DESCRIBED)
+        await until(lambda: built.num_ready == 1)
+        assert not counting.done()
+        actors[1].loaded.set_result(DESCRIBED)
+        assert await counting >= 2
+
+        actors[0].die()
+        await until(lambda: built.num_ready == 1)
+        counting = asyncio.ensure_future(built.count_workers())
+        await until(lambda: bool(built._waiting))
+        assert await built.take(b"", 1) == [built.members[1]]  # of a round that runs
+        actors[2].loaded.set_result(DESCRIBED)
+        assert await counting >= 2
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
+def test_neither_a_busy_worker_nor_one_that_starts_fails_who_waits(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = build(wait_s=0.1)
+    judged = count_judgements(built)
+
+    async def run() -> None:
+        first = asyncio.ensure_future(built.take(b"", 1))
+        await until(lambda: len(judged) > 3)  # both processes answer, and load
+        actors[0].loaded.set_result(DESCRIBED)
+        team = await first
+        second = asyncio.ensure_future(built.take(b"", 1))
+        begun = len(judged)
+        await until(lambda: len(judged) > begun + 3)
+        built.give_back(team)
+        assert await second == team
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, holds)
+
+
+def count_judgements(built: Pool) -> list[float]:
+    """Return a list that grows each time that the pool looks at callers that wait."""
+    judged: list[float] = []
+    judge = built._judge
+
+    async def counted() -> None:
+        await judge()
+        judged.append(time.monotonic())
+
+    built._judge = counted
+    return judged
+
+
+def test_log_says_what_calls_wait_for_and_says_it_again(
+    build: Callable[..., Pool],
+    actors: list[FakeActor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    is_first = property(lambda actor: actor is actors[0])  # asked by a watcher, early
+    monkeypatch.setattr(FakeActor, "has_place", is_first)
+    monkeypatch.setattr(pool, "_TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(pool, "_TELL_AGAIN_S", 0.3)
+    built = build(least=2)
+    actors[0].loaded.set_result(DESCRIBED)
+
+    told = "1 of 2 workers ready, waiting for room for some"
+
+    async def run() -> None:
+        counting = asyncio.ensure_future(built.count_workers())
+        await until(lambda: caplog.text.count(told) > 2)
+        counting.cancel()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    for record in caplog.records:
+        assert record.message.startswith("A call has waited for ")
+
+
+def test_worker_handed_to_a_call_that_is_cancelled_goes_to_the_next(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = build(most=1)
+
+    async def run() -> None:
+        first, second = (asyncio.ensure_future(built.take(b"", 1)) for _ in range(2))
+        await until(lambda: len(built._waiting) == 2)
+        delay_answer(built, cancel_and_wait(first))
+        actors[0].loaded.set_result(DESCRIBED)
+        assert await second == [built.members[0]]
+        assert first.cancelled()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert not built._watches["worker 0"].done()
+
+
+def delay_answer(built: Pool, meanwhile: Callable[[], None]) -> None:
+    """Have something happen when the first caller that waits is about to be told."""
+    answer = built._waiting[0].answer
+    set_result = answer.set_result
+
+    def delayed(result: None) -> None:
+        meanwhile()
+        set_result(result)
+
+    answer.set_result = delayed
+
+
+def cancel_and_wait(task: "asyncio.Future[Any]") -> Callable[[], None]:
+    loop, is_cancelled = asyncio.get_running_loop(), threading.Event()
+    task.add_done_callback(lambda _: is_cancelled.set())
+
+    def cancel() -> None:
+        loop.call_soon_threadsafe(task.cancel)
+        is_cancelled.wait(WAIT_S)
+
+    return cancel
+
+
+def test_straggler_s_copy_takes_no_worker_that_was_handed_to_a_call(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = build(most=1)
+    copies: list[Any] = []
+
+    async def run() -> None:
+        taking = asyncio.ensure_future(built.take(b"", 1))
+        await until(lambda: bool(built._waiting))
+        delay_answer(built, lambda: copies.append(built.take_now(b"", 1)))
+        actors[0].loaded.set_result(DESCRIBED)
+        assert await taking == [built.members[0]]
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert copies == [[]]
 
 
 def test_starts_that_fail_again_and_again_are_an_error(
@@ -354,7 +593,7 @@ def test_subround_is_given_workers_of_other_nodes_first(
 
     handles, known = built.in_order(built.members[:1])
 
-    assert [worker.name for worker in known[:3]] == ["worker 0", "worker 4", "worker 5"]
+    assert [name for name, _ in known[:3]] == ["worker 0", "worker 4", "worker 5"]
     assert handles[:3] == [actors[0], actors[4], actors[5]]
     assert len(built.in_order(built.members)[0]) == 6
 

@@ -24,8 +24,8 @@ from ray_fed.cluster.ray_strategy import (
     WorkerConnection,
 )
 from ray_fed.cluster.worker_actor import LeafWorker
-from ray_fed.executors.loops import gather_by_index
-from ray_fed.language.blocks import Function, serialise
+from ray_fed.executors.fan_out import gather_by_index
+from ray_fed.language.blocks import Function, serialize
 from ray_fed.language.structs import Struct
 
 flf = fl.framework
@@ -56,7 +56,7 @@ def must_be_positive(x: Any) -> Any:
 
 
 def function(comp: Any) -> Function:
-    return Function(serialise(comp.to_building_block()))
+    return Function(serialize(comp.to_building_block()))
 
 
 @pytest.fixture
@@ -282,12 +282,22 @@ def test_refusal_of_a_worker_is_read_where_another_refused_before() -> None:
             await self.may_answer.wait()
             raise errors.UnsupportedError("refused")
 
+    class Source:
+        def __init__(self, handle: Any) -> None:
+            self._handle = handle
+
+        async def lease(self, loss: LostWorkerError | None) -> Worker:
+            del loss
+            return Worker(self._handle, "a/1", "worker")
+
+        async def settle(self) -> None: ...
+
     async def embed() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, c: said.append(c))
         first, second = Refusing(), Refusing()
         first.may_answer.set()
         values = [
-            RemoteExecutor(WorkerConnection(Worker(each, "a/1", "worker"))).embed(
+            RemoteExecutor(WorkerConnection(Source(each))).embed(
                 1.0, fl.TensorType(np.float32)
             )
             for each in (first, second)

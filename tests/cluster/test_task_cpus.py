@@ -1,5 +1,7 @@
 """CPUs for Ray's own tasks: what workers leave, and what becomes of work without."""
 
+# pyright: reportPrivateUsage=false
+
 import asyncio
 import contextlib
 import threading
@@ -10,7 +12,7 @@ import pytest
 
 import ray_fed
 import ray_fed.errors as errors
-from ray_fed.cluster import datasets
+from ray_fed.cluster import datasets, joining
 from ray_fed.cluster.datasets import TaskCpus
 from ray_fed.cluster.session import Session
 from ray_fed.program import ClientData
@@ -88,3 +90,31 @@ def test_dataset_is_refused_where_workers_hold_all_cpus(ray_cluster: Any) -> Non
         asyncio.run(session.count_workers())
         with pytest.raises(errors.ResourceError, match=f"hold all {NUM_CPUS}"):
             ClientData.from_ray(dataset, client="s", x="d")
+
+
+def test_ray_is_started_by_calls_again_once_the_last_thread_is_done() -> None:
+    runs = [threading.Event() for _ in range(2)]
+    ends = [threading.Event() for _ in range(2)]
+    seen: list[bool] = []
+
+    def start(index: int) -> threading.Thread:
+        def work() -> None:
+            runs[index].set()
+            ends[index].wait(60)
+
+        def run() -> None:
+            datasets.run_tasks(work, "work", lambda: TaskCpus(1, 0, 1, may_grow=False))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        runs[index].wait(60)
+        return thread
+
+    threads = [start(index) for index in range(2)]
+    for end, thread in zip(ends, threads, strict=True):
+        seen.append(joining._HOOK.enable_auto_connect)
+        end.set()
+        thread.join(60)
+
+    assert seen == [False, False]
+    assert joining._HOOK.enable_auto_connect

@@ -143,7 +143,7 @@ class TestAggregations:
 
         with pytest.raises(
             errors.CompileError,
-            match=f"`up_to_merge` .*, found `{uri}` of what `federated_sum` returned",
+            match=f"`up_to_merge` .*, found `{uri}` of the result of `federated_sum`",
         ):
             form_of_first(up_to_merge)
 
@@ -241,7 +241,7 @@ def test_aggregation_is_refused_however_it_depends_on_another(
         return fl.federated_sum(depends(clients, fl.federated_min(clients)))
 
     with pytest.raises(
-        errors.CompileError, match=r"`federated_sum` of what `federated_min` returned"
+        errors.CompileError, match=r"`federated_sum` of the result of `federated_min`"
     ):
         form(up_to_merge)
 

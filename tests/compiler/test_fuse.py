@@ -191,8 +191,8 @@ def nothing_aggregated(state: Any) -> Any:
 
 
 TOO_MUCH = (
-    "`federated_select` of keys that clients compute, with values beside them or behind"
-    " them of 65,540 bytes, where at most 65,536 are kept"
+    "`federated_select` of keys that clients compute, together with other values of"
+    " 65,540 bytes, where at most 65,536 can be passed on"
 )
 
 
@@ -206,12 +206,12 @@ def _kernel(comp: Any) -> plans.Kernel:
     return kernel
 
 
-def _print(serialised: bytes) -> str:
-    return blocks.parse_block(serialised).compact_representation()
+def _print(serialized: bytes) -> str:
+    return blocks.parse_block(serialized).compact_representation()
 
 
-def _type(serialised: bytes) -> str:
-    return str(blocks.parse_block(serialised).type_signature)
+def _type(serialized: bytes) -> str:
+    return str(blocks.parse_block(serialized).type_signature)
 
 
 def test_client_work_becomes_one_function_of_constants_and_data() -> None:

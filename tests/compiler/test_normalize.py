@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from ray_fed import errors
-from ray_fed.compiler.normalize import CallGraph, free_references, normalize
+from ray_fed.compiler.expressions import free_references
+from ray_fed.compiler.normalize import CallGraph, normalize
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock

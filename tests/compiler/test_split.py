@@ -104,7 +104,7 @@ def test_merge_that_captures_the_argument_is_refused() -> None:
 
         return fl.federated_aggregate(x, 0, left, merge, same)
 
-    with pytest.raises(errors.CompileError, match="carry it in the accumulator"):
+    with pytest.raises(errors.CompileError, match="put the value into the accumulator"):
         _compile(comp)
 
 
@@ -115,7 +115,7 @@ def max_of_value_and_sum(x: Any) -> Any:
 
 
 def test_aggregation_of_another_aggregation_has_no_mergeable_form() -> None:
-    with pytest.raises(errors.CompileError, match="found 2 stages, each of values"):
+    with pytest.raises(errors.CompileError, match="found 2 stages, each of which"):
         _compile(max_of_value_and_sum)
 
 

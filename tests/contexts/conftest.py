@@ -7,7 +7,7 @@ import federated_language as fl
 import pytest
 
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.worker.stacks import thread_debugging_executor_factory
+from ray_fed.worker.debugging_factory import thread_debugging_executor_factory
 
 ContextFactory = Callable[..., ExecutionContext]
 

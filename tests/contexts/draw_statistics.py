@@ -29,7 +29,7 @@ NUM_CLIENTS = 5000
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "kernels": {},
     "XLA": {"jit": "on"},
-    "vectorised": {"vectorised_clients": 4},
+    "vectorized": {"vectorized_clients": 4},
     "interpreter": {"enabled": False},
 }
 """Settings of `Config.kernels`."""
@@ -172,10 +172,10 @@ def pairs_of_clients(draws: Numbers) -> tuple[float, float]:
     Returns:
         For the mean of their squares, and for the largest of them.
     """
-    centred = draws - 0.5
+    centered = draws - 0.5
     num_clients, num_draws = draws.shape
     # Of one length: else all correlations of a client with large draws are large.
-    rows = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    rows = centered / np.linalg.norm(centered, axis=1, keepdims=True)
     scores = (rows @ rows.T)[np.triu_indices(num_clients, 1)] * math.sqrt(num_draws)
     # Squares have mean 1, and those of two pairs are uncorrelated.
     squares = scores**2

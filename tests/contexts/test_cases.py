@@ -25,14 +25,14 @@ IN_SUBROUNDS = {"workers": 2, "subrounds": 3}
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "kernels in subrounds": IN_SUBROUNDS,
-    "vectorised kernels": {
+    "vectorized kernels": {
         "workers": 1,
         "clients_per_leaf": 4,
-        "kernels": {"vectorised_clients": 2},
+        "kernels": {"vectorized_clients": 2},
     },
     "interpreter in subrounds": IN_SUBROUNDS | {"kernels": {"enabled": False}},
 }
-"""`worker/test_shaped_leaves` has more of what is vectorised, and what is compiled."""
+"""`worker/test_shaped_leaves` has more of what is vectorized, and what is compiled."""
 
 IN_FULL = ("kernels in subrounds", 4)
 """The way and number of clients that run every case; the others run `A_FEW`.
@@ -44,6 +44,7 @@ INTERPRETED_FOR = {
     "`ray_fed_check_maximum` at clients",
     "`ray_fed_check_bitwidth` at clients",
     "`sequence_reduce` at clients",
+    "a result at clients",
 }
 """Reasons why the clients of a case may run without a kernel."""
 

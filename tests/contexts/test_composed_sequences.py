@@ -220,7 +220,7 @@ def test_files_that_are_too_large_are_read_as_they_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     work, clients = run_by(batch, train), write(tmp_path, ".npz")
-    monkeypatch.setattr(external_data, "SMALL_BYTES", 100)
+    monkeypatch.setattr(external_data, "FILE_BYTES", 100)
 
     found, report = invoke(local_contexts, work, clients)
     wanted, _ = invoke(local_contexts, work, clients, enabled=False)

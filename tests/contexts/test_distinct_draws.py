@@ -22,7 +22,7 @@ from ray_fed.language.structs import Struct
 from ray_fed.observability import events
 from ray_fed.plan.random_keys import DrawKey, using
 from ray_fed.tensorflow.kernels.graph_builder import GraphBuilder, GraphImporter
-from ray_fed.worker.stacks import thread_debugging_executor_factory
+from ray_fed.worker.debugging_factory import thread_debugging_executor_factory
 from tests.fixtures import ContextFactory, report_of
 
 flf = fl.framework

@@ -25,7 +25,7 @@ def test_draws_of_many_clients_are_independent() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["XLA", "vectorised", "interpreter"])
+@pytest.mark.parametrize("way", ["XLA", "vectorized", "interpreter"])
 def test_draws_of_every_way_are_the_same(way: str) -> None:
     expected = draw_statistics.sample("kernels", 50)
 
@@ -55,7 +55,7 @@ def same_for_all_clients(calls: Calls) -> None:
     calls[0][0][:, MAPPED:] = calls[0][0][0, MAPPED:]
 
 
-def same_for_neighbours(calls: Calls) -> None:
+def same_for_neighbors(calls: Calls) -> None:
     calls[0][0][1::2] = calls[0][0][::2]
 
 
@@ -88,7 +88,7 @@ def never_moves_the_first_item(calls: Calls) -> None:
 FAULTS: dict[Callable[[Calls], None], str] = {
     same_for_all_clients: "distribution (KS)",
     never_moves_the_first_item: "distribution (KS)",
-    same_for_neighbours: "lag 1",
+    same_for_neighbors: "lag 1",
     same_for_two_clients: "between clients",
     same_in_two_ops: "between ops of a client",
     same_in_map_and_accumulate: "map and accumulate",

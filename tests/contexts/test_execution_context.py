@@ -234,8 +234,9 @@ def test_client_arguments_of_different_lengths_are_refused(
         context.invoke(sums, [[1.0, 2.0], [1.0, 2.0, 3.0]])
 
     assert str(caught.value) == (
-        "Expected as many values in every argument placed at clients, found 2 for"
-        " `{float32}@CLIENTS`, 3 for `{float32}@CLIENTS`: pass one value a client."
+        "Expected the same number of values in every argument placed at clients, found"
+        " 2 for `{float32}@CLIENTS`, 3 for `{float32}@CLIENTS`: pass one value for each"
+        " client."
     )
 
 

@@ -13,7 +13,7 @@ import ray_fed
 import ray_fed.contexts.first_calls as first_calls
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.first_calls import Progress, StartupProgress
+from ray_fed.contexts.first_calls import StartupProgress
 from ray_fed.observability import events
 from tests.fixtures import Seen
 
@@ -23,7 +23,8 @@ def half(x: Any) -> Any:
     return x / 2
 
 
-ROOM = "room for 2 workers: 2 CPU (0 of 2 free)"
+ROOM = "waiting for room for 2 workers: 2 CPU (0 of 2 free)"
+TRACING = "tracing and compiling"
 
 
 class Recorder(Seen):
@@ -34,22 +35,27 @@ class Recorder(Seen):
         return [e.activity for e in self if isinstance(e, events.Waiting)]
 
 
-class Workers:
-    """Workers that become ready one after another, as soon as somebody asks.
+class Waits:
+    """A pool that says what calls wait for, and then nothing more.
 
     Args:
-        counts: what is told of them, the first at once.
+        texts: What it says, one after another.
+        error: What it raises after the last one, or None.
     """
 
-    def __init__(self, counts: Sequence[Progress]) -> None:
-        self._counts = iter(counts)
-        self.seen: list[Progress | None] = []
+    def __init__(self, texts: Sequence[str], error: Exception | None = None) -> None:
+        self.texts = iter(texts)
+        self._error = error
+        self.told: list[str | None] = []
 
-    async def await_ready(self, seen: Progress | None) -> Progress:
-        self.seen.append(seen)
-        for counts in self._counts:
-            return counts
-        raise errors.ClusterError("Expected the pool to answer, found it gone.")
+    async def await_change(self, told: str | None) -> str:
+        self.told.append(told)
+        for text in self.texts:
+            return text
+        if self._error is not None:
+            raise self._error
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 async def wait(first: StartupProgress, seconds: float) -> None:
@@ -65,54 +71,51 @@ def recorder() -> Recorder:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_calls, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(first_calls, "_LATER_PATIENCE_S", 0.0)
 
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("texts", "first", "later"),
     [
         pytest.param(
-            [(0, 0, ""), (0, 2, ""), (1, 2, ""), (2, 2, "")],
-            [
-                "looking for room for workers",
-                "starting 2 workers: TensorFlow",
-                "1 of 2 workers ready",
-                "tracing and compiling",
-                "",
-            ],
-            id="one after another",
+            ["starting 2 workers: TensorFlow", "1 of 2 workers ready", ""],
+            ["starting 2 workers: TensorFlow", "1 of 2 workers ready", TRACING, ""],
+            ["starting 2 workers: TensorFlow", "1 of 2 workers ready", "", ""],
+            id="workers that start",
         ),
+        pytest.param([ROOM], [ROOM, ""], [ROOM, ""], id="no room"),
+        pytest.param([""], [TRACING, ""], [], id="all ready"),
         pytest.param(
-            [(0, 1, ""), (1, 1, "")],
-            ["starting 1 worker: TensorFlow", "tracing and compiling", ""],
-            id="one",
-        ),
-        pytest.param(
-            [(0, 2, ROOM), (1, 2, "room for 1 worker"), (2, 2, "")],
-            [
-                f"waiting for {ROOM}",
-                "1 of 2 workers ready, waiting for room for 1 worker",
-                "tracing and compiling",
-                "",
-            ],
-            id="no room",
-        ),
-        pytest.param([(2, 2, "")], ["tracing and compiling", ""], id="all ready"),
-        pytest.param(
-            [(0, 1, "")], ["starting 1 worker: TensorFlow", ""], id="pool gone"
+            ["", ROOM, ""], [TRACING, ROOM, TRACING, ""], [ROOM, "", ""], id="lost"
         ),
     ],
 )
-def test_first_call_tells_what_it_waits_for(
-    recorder: Recorder, counts: list[Progress], told: list[str]
+def test_call_tells_what_it_waits_for(
+    recorder: Recorder, texts: list[str], first: list[str], later: list[str]
 ) -> None:
-    workers = Workers(counts)
+    waits = Waits(texts)
+    startup = StartupProgress(recorder.on_event, waits.await_change)
 
-    asyncio.run(wait(StartupProgress(recorder.on_event, workers.await_ready), 0.2))
+    asyncio.run(wait(startup, 0.2))
+    told_first = recorder.activities
+    recorder.clear()
+    waits.texts = iter(texts)
+    asyncio.run(wait(startup, 0.2))
 
-    assert recorder.activities == told
-    assert workers.seen[0] is None
-    assert workers.seen[1:] == counts[: len(workers.seen) - 1]
+    assert told_first == first
+    assert [a for a in recorder.activities if a] == [a for a in later if a]
+    assert recorder.activities[-1:] == later[-1:]
+    assert waits.told[: len(texts) + 1] == [None, *texts]
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_error_of_the_pool_is_left_to_the_call(recorder: Recorder) -> None:
+    waits = Waits([ROOM], errors.ClusterError("Expected the pool, found it gone."))
+
+    asyncio.run(wait(StartupProgress(recorder.on_event, waits.await_change), 0.2))
+
+    assert recorder.activities == [ROOM, ""]
 
 
 def test_short_call_tells_nothing(recorder: Recorder) -> None:

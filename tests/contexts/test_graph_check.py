@@ -233,7 +233,7 @@ def test_computation_traced_around_a_foreign_one_is_refused() -> None:
         rtf.computation(lambda x: foreign(x) + 1, np.int32)
 
 
-def test_serialised_computation_comes_back_to_its_process(
+def test_serialized_computation_comes_back_to_its_process(
     local_contexts: ContextFactory,
 ) -> None:
     comp = rtf.computation(_numpy, np.int32)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -107,6 +107,15 @@ def test_init_with_other_settings_names_those_that_differ(
     assert "secret" not in said
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_settings_passed_as_the_address_are_refused(is_installed: bool) -> None:
+    if is_installed:
+        ray_fed.init(config=LOCAL)
+
+    with pytest.raises(errors.ConfigError, match="pass settings as `config`"):
+        ray_fed.init(cast("Any", LOCAL))
+
+
 def test_call_without_a_context_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match=r"No default context.*ray_fed.init\(\)"):
         mean_of_halves([1.0])
@@ -157,6 +166,125 @@ def test_with_block_closes_the_context() -> None:
     assert not context.is_open
     with pytest.raises(errors.ContextStateError, match="found it closed"):
         mean_of_halves([1.0])
+
+
+def test_last_of_several_threads_closes_the_context() -> None:
+    """Threads enter and leave in turns, so that each one leaves while others use it."""
+    failed: list[BaseException] = []
+    used: list[ray_fed.ExecutionContext] = []
+    first_entered, first_left = threading.Event(), threading.Event()
+
+    def work(index: int) -> None:
+        try:
+            if index:
+                first_entered.wait(30)
+            with ray_fed.init(config=LOCAL) as context:
+                used.append(context)
+                if not index:
+                    first_entered.set()
+                    while len(used) < 2:
+                        mean_of_halves([1.0])
+                else:
+                    first_left.wait(30)
+                assert mean_of_halves([1.0]) == 0.5
+            if not index:
+                first_left.set()
+                with pytest.raises(errors.ContextStateError, match="found it closed"):
+                    mean_of_halves([1.0])
+        except BaseException as error:  # noqa: BLE001 (the test raises it)
+            failed.append(error)
+            first_left.set()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert failed == []
+    assert [context is used[0] for context in used] == [True] * 3
+    assert not used[0].is_open
+
+
+def test_threads_that_come_and_go_always_have_an_open_context() -> None:
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(15):
+                with ray_fed.init(config=LOCAL) as context:
+                    assert context.is_open
+                    context.invoke(mean_of_halves, [1.0])
+        except BaseException as error:  # noqa: BLE001 (the test raises it)
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert failed == []
+
+
+def test_context_closed_between_init_and_with_is_opened_anew() -> None:
+    entered, arrived = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with ray_fed.init(config=LOCAL):
+            entered.set()
+            arrived.wait(30)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait(30)
+    closed = ray_fed.init(config=LOCAL)
+    arrived.set()
+    thread.join(30)
+    with closed as context:
+        assert not closed.is_open
+        assert mean_of_halves([1.0]) == 0.5
+
+    assert not context.is_open
+
+
+def test_inner_with_block_leaves_the_context_to_the_outer_one() -> None:
+    with ray_fed.init(config=LOCAL) as context:
+        with ray_fed.init(config=LOCAL), context:
+            pass
+        ray_fed.init(config=LOCAL)  # as a function that is called in the block may
+        assert mean_of_halves([1.0]) == 0.5
+
+    assert not context.is_open
+
+
+def test_with_block_leaves_the_context_to_an_init_before_it() -> None:
+    context = ray_fed.init(config=LOCAL)
+    with ray_fed.init(config=LOCAL), pytest.raises(ZeroDivisionError):
+        raise ZeroDivisionError
+    assert mean_of_halves([1.0]) == 0.5
+
+    ray_fed.shutdown()
+
+    assert not context.is_open
+
+
+def test_shutdown_closes_for_all_and_blocks_leave_the_next_context_alone() -> None:
+    with ray_fed.init(config=LOCAL) as first:
+        ray_fed.shutdown()
+        second = ray_fed.init(config=LOCAL)
+
+    assert not first.is_open
+    assert mean_of_halves([1.0]) == 0.5
+    assert second.is_open
+
+
+def test_with_block_of_an_init_closes_at_its_end() -> None:
+    context = ray_fed.init(config=LOCAL)
+    with context:
+        pass
+
+    assert not context.is_open
 
 
 def test_closed_context_leaves_no_thread() -> None:
@@ -232,7 +360,7 @@ def test_import_loads_neither_tensorflow_nor_ray() -> None:
     [
         pytest.param("auto", 2, "Expected no address", id="address"),
         pytest.param(
-            None, {"count": 1, "num_gpus": 1}, r"num_gpus.*found 1 and", id="GPUs"
+            None, {"count": 1, "num_gpus": 1}, r"no `workers.num_gpus`", id="GPUs"
         ),
     ],
 )

@@ -103,10 +103,13 @@ def modular_sum(modulus: Any, member: Any = np.int32) -> Any:
         pytest.param(np.float32(5), np.int32, "Expected integers", id="no integer"),
         pytest.param(np.int32(5), np.float32, "Expected integers", id="of floats"),
         pytest.param(
-            np.int32(5), fl.SequenceType(np.int32), "Expected tensors", id="sequences"
+            np.int32(5), fl.SequenceType(np.int32), "Expected integers", id="sequences"
         ),
         pytest.param(
-            np.array([3, 4], np.int32), np.int32, "modulus of the shape", id="shape"
+            np.array([3, 4], np.int32),
+            np.int32,
+            "one with the shape of its tensor",
+            id="shape",
         ),
     ],
 )

@@ -434,6 +434,60 @@ def test_work_without_a_kernel_is_interpreted_and_says_why(
     assert (report.kernel_leaves, report.no_kernel) == (0, (reason,))
 
 
+@rtf.computation(np.int32)
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+@fl.federated_computation(at_clients(np.int32))
+def doubled(data: Any) -> Any:
+    return fl.federated_map(double, data)
+
+
+@rtf.computation(np.int32, np.int32)
+def plus(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@fl.federated_computation(at_clients(np.int32), np.int32)
+def merged_by_the_argument(data: Any, number: Any) -> Any:
+    """Merge by what the argument says, so that no mergeable form has the merge."""
+
+    @fl.federated_computation(np.int32, np.int32)
+    def merge(x: Any, y: Any) -> Any:
+        return plus(plus(x, y), number)
+
+    return fl.federated_aggregate(data, np.int32(0), plus, merge, double)
+
+
+@pytest.mark.parametrize(
+    ("comp", "args", "expected", "reason"),
+    [
+        pytest.param(doubled, [1, 2], [2, 4], "a result at clients", id="at clients"),
+        pytest.param(
+            merged_by_the_argument,
+            ([1, 2], 10),
+            26,
+            "a computation without a mergeable form (Expected a merge that depends on",
+            id="whole",
+        ),
+    ],
+)
+def test_work_that_is_not_merged_says_why_it_is_interpreted(
+    local_contexts: ContextFactory, comp: Any, args: Any, expected: Any, reason: str
+) -> None:
+    context = local_contexts(workers=1, clients_per_leaf=1, kept_bytes=0)
+
+    result = context.invoke(comp, args)
+
+    assert result == expected
+    (told,) = report_of(context).no_kernel
+    assert told.startswith(reason)
+    disabled = local_contexts(workers=1, kernels={"enabled": False}, kept_bytes=0)
+    disabled.invoke(comp, args)
+    assert report_of(disabled).no_kernel == ()
+
+
 def test_switched_off_kernels_give_no_reason(local_contexts: ContextFactory) -> None:
     context = interpreted(local_contexts)
 
@@ -454,8 +508,8 @@ def noisy_powers(x: Any) -> Any:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"jit": "on"}, {"vectorised_clients": 2}],
-    ids=["XLA", "vectorised"],
+    [{"jit": "on"}, {"vectorized_clients": 2}],
+    ids=["XLA", "vectorized"],
 )
 def test_bits_of_shaped_leaves_do_not_depend_on_workers_or_subrounds(
     local_contexts: ContextFactory, settings: dict[str, Any]
@@ -491,7 +545,7 @@ def test_settings_of_kernels_reach_them(
             super().__init__(*args, **options)
 
     monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
-    settings = {"jit": "on", "vectorised_clients": 2}
+    settings = {"jit": "on", "vectorized_clients": 2}
     context = local_contexts(workers=1, clients_per_leaf=7, kernels=settings)
 
     call(context, summed(sum_of_powers), (vectors(),))
@@ -525,10 +579,10 @@ def test_work_that_xla_is_not_to_compile_is_told_of(
     context = local_contexts(workers=2, clients_per_leaf=2, kernels={"jit": "on"})
     context.subscribe(told)
 
-    call(context, summed(with_variable), (vectors(),))
+    call(context, summed(with_table), (vectors(),))
 
     unshaped = [event for event in told if isinstance(event, events.WorkUnshaped)]
-    reason = "VarHandleOp, an op with state or effects"
+    reason = "HashTableV2, an op with state or effects"
     assert unshaped == [events.WorkUnshaped(reason, 0)]
 
 

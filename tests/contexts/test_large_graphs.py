@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.object_store import LARGE_KERNEL_BYTES, StoredKernel
+from ray_fed.cluster.object_store import LARGE_PLAN_BYTES, StoredKernel
 from ray_fed.cluster.subround import Work
 from tests.fixtures import ContextFactory, report_of
 
@@ -64,9 +64,9 @@ def test_large_constants_travel_once(
         context.invoke(mean_of_projections, VALUES)
 
     assert len(sent) == 3 * 2  # rounds, workers
-    for head, work, computation, *_ in sent:
-        assert len(head) + len(work) < LARGE_KERNEL_BYTES
-        assert isinstance(computation, list)  # of one reference
+    for head, work, functions, *_ in sent:
+        assert len(head) + len(work) < LARGE_PLAN_BYTES
+        assert len(functions) == 3  # references in a list
     kernels = {kernel_of(arguments) for arguments in sent}
     assert len(kernels) == 1
     assert isinstance(kernels.pop(), StoredKernel)

@@ -82,9 +82,11 @@ def test_workers_hold_nothing_of_the_object_store(
 ) -> None:
     context = ray_contexts(workers=2, subrounds=2)
     process = wide_process()
-
     state = context.invoke(process.initialize)
-    for round_index in range(12):
+    state, _ = context.invoke(process.next, (state, pick_cohort(0)))
+    ray_memory.begin()  # the store keeps the functions of the process's plan
+
+    for round_index in range(1, 12):
         state, _ = context.invoke(process.next, (state, pick_cohort(round_index)))
     del state
 
@@ -203,11 +205,14 @@ def pids_of(context: ExecutionContext) -> set[int]:
 def print_memory() -> None:
     """Run the rounds; print bytes of each process after each, then what is left."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    memory = RayMemory()
     config = ray_fed.Config(workers=2, subrounds=2)
     process = wide_process()
     pids: set[int] = set()
     with ray_fed.create_context(config) as context:
+        state = context.invoke(process.initialize)
+        context.invoke(process.next, (state, pick_cohort(0)))
+        del state
+        memory = RayMemory()  # the store keeps the functions of the process's plan
         for _ in run_program(context, process):
             pids |= pids_of(context)
             print(json.dumps({pid: resident_bytes(pid) for pid in pids}))  # noqa: T201

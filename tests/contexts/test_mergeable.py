@@ -15,7 +15,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
 from ray_fed.contexts.mergeable import MergeableCompExecutionContext
-from ray_fed.worker.stacks import thread_debugging_executor_factory
+from ray_fed.worker.debugging_factory import thread_debugging_executor_factory
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)

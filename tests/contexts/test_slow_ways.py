@@ -24,8 +24,8 @@ def test_a_slow_round_says_why_and_what_is_quick(
 ) -> None:
     sink = SlowPathWarnings()
     reason = (
-        "`federated_select` of keys that clients compute, with values beside them or"
-        " behind them of 65,540 bytes, where at most 65,536 are kept"
+        "`federated_select` of keys that clients compute, together with other values of"
+        " 65,540 bytes, where at most 65,536 can be passed on"
     )
     unlowered = events.ComputationUnlowered("`f` (a.py:3)", "ab", "FlatMapDataset")
     step = events.WorkInterpreted("the finish of a round", "ValueError: so")

@@ -166,6 +166,30 @@ def test_last_rows_are_held_out_of_a_table_in_order_of_time() -> None:
         assert part.weights.tolist() == [len(rows) for rows in rows_of(part)]
 
 
+@pytest.mark.parametrize(
+    ("ids", "of_numpy"),
+    [
+        ([3, 4], np.array([3, 4])),
+        (["a", "b"], np.array(["a", "b"])),
+        ([("a", 1), ("a", 2)], [("a", np.int64(1)), (np.str_("a"), 2)]),
+    ],
+    ids=["integers", "strings", "tuples"],
+)
+def test_rows_of_a_client_do_not_depend_on_the_class_of_its_id(
+    ids: Any, of_numpy: Any
+) -> None:
+    of_python, other = (
+        ClientData.from_function(given, lambda _: range(20), ROWS)
+        for given in (ids, of_numpy)
+    )
+
+    train, test = of_python.hold_out_rows(0.5)[0], other.hold_out_rows(0.5)[1]
+
+    for index in range(2):
+        assert sorted(train.read(index) + test.read(index)) == list(range(20))
+    assert rows_of(of_python.shuffle()) == rows_of(other.shuffle())
+
+
 def test_rows_that_are_held_out_stay_out() -> None:
     data = of_sizes(40, 7)
 

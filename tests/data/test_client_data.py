@@ -1,5 +1,6 @@
 """Clients by reference: read where the work is, once, with the bits of plain values."""
 
+import asyncio
 import collections
 import gc
 import importlib
@@ -21,9 +22,10 @@ from typing_extensions import override
 
 import ray_fed
 import ray_fed.errors as errors
-import ray_fed.worker.stacks as stacks
+from ray_fed import framework
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.language import structs
 from ray_fed.program import ClientData, RayFederatedContext
 from ray_fed.values.client_references import (
     ClientMember,
@@ -32,6 +34,7 @@ from ray_fed.values.client_references import (
     as_run,
 )
 from ray_fed.worker.client_store import ClientStore
+from ray_fed.worker.debugging_factory import thread_debugging_executor_factory
 from tests.data import tables
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -96,6 +99,42 @@ def test_held_values_give_the_bits_of_plain_ones(context: ExecutionContext) -> N
         for result in found:
             np.testing.assert_array_equal(result, expected)
         np.testing.assert_allclose(expected, by_numpy, rtol=1e-4, atol=1e-6)
+
+
+@rtf.computation(DATASET, DATASET)
+def count_both(first: Any, second: Any) -> Any:
+    def add(count: Any, row: Any) -> Any:
+        return count + 1
+
+    return second.reduce(first.reduce(np.int64(0), add), add)
+
+
+@fl.federated_computation(AT_CLIENTS, AT_CLIENTS)
+def count_all(first: Any, second: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(count_both, (first, second)))
+
+
+def test_each_context_pairs_arguments_by_id(context: ExecutionContext) -> None:
+    clients = values_of(3)
+    data = ClientData.from_values(dict(zip("abc", clients, strict=True)), DATASET)
+    programs = RayFederatedContext(context)
+    debugging = flf.AsyncExecutionContext(framework.thread_debugging_executor_factory())
+
+    def invoke_program(comp: Any, arg: Any) -> Any:
+        return asyncio.run(programs.invoke(comp, arg).get_value())
+
+    def debug(comp: Any, arg: Any) -> Any:
+        return asyncio.run(debugging.invoke(comp, arg))
+
+    for invoke in (context.invoke, invoke_program, debug):
+
+        def count(other: Any, invoke: Any = invoke) -> Any:
+            return invoke(count_all, structs.Struct([(None, data), (None, other)]))
+
+        assert count(data[:]) == 2 * sum(map(len, clients))
+        for other in (data[::-1], list(data[::-1]), [data[0], *data[:0:-1]]):
+            with pytest.raises(errors.ValueMismatchError, match="same clients in an"):
+                count(other)
 
 
 def totals_by_numpy(clients: Any, scale: float) -> Any:
@@ -209,7 +248,7 @@ def test_list_of_clients_may_repeat_one_and_is_of_their_type(
     expected = context.invoke(totals, ([clients[2], clients[0], clients[2]], 1.0))
     np.testing.assert_array_equal(found, expected)
     numbers = ClientData.from_values([1.0, 2.0], np.float32)
-    with pytest.raises(errors.ValueMismatchError, match="what a client has"):
+    with pytest.raises(errors.ValueMismatchError, match="Expected client data of type"):
         context.invoke(mean_of_totals, (numbers, 1.0))
 
 
@@ -406,7 +445,7 @@ def test_types_that_differ_say_what_to_type(
 
 def test_debugging_stack_reads_clients_too() -> None:
     clients = values_of(3)
-    factory = stacks.thread_debugging_executor_factory()
+    factory = thread_debugging_executor_factory()
     context = flf.SyncExecutionContext(factory)
     data = ClientData.from_values(clients, DATASET)
 
@@ -441,6 +480,15 @@ def from_values(values: Any, **more: Any) -> Any:
         (lambda: from_values([[]], weights=[-1.0]), r"of at least 0, found `-1\.0`"),
         (lambda: from_values([[]])["a"], r"ids of these 1 clients, found \['a'\]"),
         (lambda: from_values([[]]).select([3]), r"ids of these 1 clients, found \[3\]"),
+        (lambda: from_values([[]] * 3).select([True, False]), "of a mask, pass the id"),
+        (lambda: from_values([[]] * 3).select(np.array([1.0])), "of a mask, pass the"),
+        (lambda: from_values([[]] * 3)[True], "of a mask, pass the ids"),
+        (
+            lambda: from_values([[]] * 3).pick([True, False]),
+            "whole numbers from 0 to 2",
+        ),
+        (lambda: from_values([[]] * 3).pick([1.5]), "whole numbers from 0 to 2"),
+        (lambda: from_values([[]] * 3).pick([-1]), "whole numbers from 0 to 2"),
         (lambda: from_ids("ab", weights=[1.0]), "one weight for each of 2 clients"),
         (lambda: from_ids([1, (2, [3])]), r"can be hashed, .* found `\(2, \[3\]\)`"),
         (
@@ -452,7 +500,7 @@ def from_values(values: Any, **more: Any) -> Any:
         *(
             (
                 lambda type_spec=type_spec: from_ids([0], list, type_spec),
-                "the type of what each client has, .* as `type_spec`, found",
+                "the type of one client's value, .* as `type_spec`, found",
             )
             for type_spec in (None, fl.FunctionType(None, np.float32), AT_CLIENTS)
         ),
@@ -667,6 +715,9 @@ def test_one_id_is_no_list_of_ids() -> None:
 
     with pytest.raises(errors.ConfigError, match="Expected a list of ids, found 'anna"):
         data.select("anna")
+    number: Any = 1
+    with pytest.raises(errors.ConfigError, match="Expected `ids`, one for each client"):
+        data.select(number)
 
 
 def test_an_unknown_id_names_the_nearest_one() -> None:

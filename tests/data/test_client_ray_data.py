@@ -25,6 +25,7 @@ def test_dataset_is_grouped_and_read_by_workers(ray_contexts: Any) -> None:
     dataset = ray.data.from_arrow(pa.table(tables.shuffled(table))).repartition(3)
 
     data = ClientData.from_ray(dataset, client="who", x="n", y="y", batch_size=2)
+    texts = ClientData.from_ray(dataset, client="who", x="n", id_type=str)
 
     def add(count: Any, batch: Any) -> Any:
         return count + tf.size(batch["x"], tf.int64)
@@ -35,6 +36,7 @@ def test_dataset_is_grouped_and_read_by_workers(ray_contexts: Any) -> None:
         inside = table["who"] == client
         found = np.concatenate([x for x, _ in batches])
         assert sorted(found) == sorted(table["n"][inside])
+    assert texts.ids == tuple(map(str, data.ids))
     with pytest.raises(errors.ConfigError, match="Did you mean `who`"):
         ClientData.from_ray(dataset, client="whom", x="n")
 

@@ -54,6 +54,15 @@ def write(path: pathlib.Path, *, is_indexed: bool = False) -> pathlib.Path:
     return path
 
 
+def test_split_decides_what_a_resume_compares(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path / "c.sqlite")
+    train = ClientData.from_sqlite(path, features=FEATURES, split="train")
+
+    both = ClientData.from_sqlite(path, features=FEATURES).select(train.ids)
+
+    assert both.describe() == {**train.describe(), "split": None}
+
+
 @pytest.mark.parametrize("is_indexed", [True, False], ids=["index", "no index"])
 def test_each_client_has_its_examples(tmp_path: pathlib.Path, is_indexed: bool) -> None:
     path = write(tmp_path / "c.sqlite", is_indexed=is_indexed)

@@ -59,8 +59,9 @@ def test_many_files_and_pickled_sources_give_the_same(tmp_path: pathlib.Path) ->
     wanted = tables.expected(table, [["a", "b"], "y"], None)
     tables.assert_same(tables.read(folders), wanted)
     (tmp_path / "u/last.parquet").rename(files[-1])
-    tables.assert_same(tables.read(folder), wanted)
-    tables.assert_same(tables.read(listed), wanted)
+    pattern = ClientData.from_parquet(tmp_path / "t/part*.parquet", **NAMES)
+    for each in (folder, listed, pattern):
+        tables.assert_same(tables.read(each), wanted)
     source = pickle.loads(pickle.dumps(folder.source))
     again = folder.source.read(3)
     for column, other in zip(source.read(3).columns, again.columns, strict=True):
@@ -73,18 +74,20 @@ def test_hive_folders_are_clients(tmp_path: pathlib.Path) -> None:
         rows = {"a": np.arange(count, dtype=np.float32)}
         write(rows, tmp_path / f"t/who={client}/rows.parquet")
 
-    data = ClientData.from_parquet(tmp_path / "t", client="who", x="a")
+    for path in ("t", "t/who=*/*.parquet"):
+        data = ClientData.from_parquet(tmp_path / path, client="who", x="a")
 
-    assert data.ids == ("anna", "bert")
-    assert [len(rows) for rows in tables.read(data).values()] == [4, 2]
+        assert data.ids == ("anna", "bert")
+        assert [len(rows) for rows in tables.read(data).values()] == [4, 2]
 
 
-def test_uris_of_fsspec_are_read() -> None:
+@pytest.mark.parametrize("name", ["t.parquet", "t.par*"])
+def test_uris_of_fsspec_are_read(name: str) -> None:
     table = tables.make_table()
     with fsspec.open("memory://ratings/t.parquet", "wb") as file:
         pq.write_table(pa.table(table), file)
 
-    data = ClientData.from_parquet("memory://ratings/t.parquet", **NAMES)
+    data = ClientData.from_parquet(f"memory://ratings/{name}", **NAMES)
 
     wanted = tables.expected(table, [["a", "b"], "y"], None)
     tables.assert_same(tables.read(data), wanted)
@@ -121,14 +124,15 @@ def test_tables_in_memory_give_each_client_its_rows(kind: Any) -> None:
         tables.assert_same(tables.read(data), wanted)
 
 
-def test_a_grouped_table_is_not_copied() -> None:
+def test_a_grouped_table_is_copied_once_for_all_clients() -> None:
     table = pa.table(tables.make_table())
 
     data = ClientData.from_table(table, client="who", x="a", y="y")
 
     whole = table.column("a").chunk(0).to_numpy()
     rows = [client.read().columns[0].rows for client in data]
-    assert all(np.shares_memory(whole, part) for part in rows)
+    assert not any(np.shares_memory(whole, part) for part in rows)
+    assert len({id(part.base) for part in rows}) == 1
 
 
 def test_named_inputs_strings_lists_and_images() -> None:
@@ -216,6 +220,16 @@ def _building(table: Any, folder: pathlib.Path, route: str) -> Any:
         )
 
     return build
+
+
+def test_lists_of_one_length_in_memory_have_its_shape() -> None:
+    rows = {"who": [1, 2], "image": [[[1, 2], [3, 4]]] * 2, "tags": [[1], [2, 3]]}
+
+    for table in (rows, pd.DataFrame(rows)):
+        data = ClientData.from_table(table, client="who", x={"i": "image", "t": "tags"})
+
+        assert str(data.type_signature) == "<x=<i=int64[2,2],t=int64[?]>>*"
+        np.testing.assert_array_equal(data.read(1)[0]["x"]["i"], [[1, 2], [3, 4]])
 
 
 @pytest.mark.parametrize("cell", [None, np.nan], ids=["null", "NaN"])
@@ -324,8 +338,9 @@ def test_what_is_no_table_is_refused(tmp_path: pathlib.Path) -> None:
         ClientData.from_parquet([], client="who", x="a")
     with pytest.raises(errors.ConfigError, match=r"`copy_bytes` to be .* found -1"):
         ClientData.from_parquet("t", client="who", x="a", copy_bytes=-1)
-    with pytest.raises(errors.MissingFileError, match="found none"):
-        ClientData.from_parquet(tmp_path / "none.parquet", client="who", x="a")
+    for name in ("none.parquet", "none*.parquet"):
+        with pytest.raises(errors.MissingFileError, match="found none"):
+            ClientData.from_parquet(tmp_path / name, client="who", x="a")
     with pytest.raises(errors.ValueMismatchError, match=r"Expected a pyarrow\.Table"):
         ClientData.from_table(3, client="who", x="a")
 

@@ -194,7 +194,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any], Callable[[Any], Any] | str]] = {
         DROP,
         lambda x: x[x.map(lambda cells: None not in cells)],
     ),
-    "list of lists": ([[[1]]] * 4, {}, "lists of them.*found `list<.*list<"),
+    "list of lists": ([[[1], []]] * 4, {}, "lists of them.*found `.*list<.*list<"),
     "arrays of two dimensions": ([np.ones((2, 2))] * 4, {}, "values of one type"),
     "struct": ([{"a": 1}] * 4, {}, "found `struct<"),
     "period": (pd.period_range("2020", periods=4, freq="D"), {}, "found `extension<"),
@@ -363,7 +363,7 @@ def test_labels_of_a_frame_go_by_place_and_not_by_index() -> None:
     makers: list[Any] = [
         lambda given: partition.shards(given, 3, 2),
         lambda given: partition.dirichlet(given, 3, 5.0),
-        lambda given: partition.split_by_label(given, 3, 1.0, 0),
+        lambda given: partition.split_by_label(given, 3, 1.0),
     ]
 
     for make in makers:

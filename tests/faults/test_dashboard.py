@@ -34,6 +34,7 @@ pytestmark = [
 ]
 
 WAIT_S = 120.0
+RUN = "digits"
 
 
 @rtf.computation(np.float32)
@@ -56,7 +57,8 @@ def _finished_job() -> Iterator[None]:
         log_to_driver=False,
         _system_config={"metrics_report_interval_ms": 1000},
     )
-    with ray_fed.create_context(ray_fed.Config(workers=2, progress="off")) as context:
+    config = ray_fed.Config(workers=2, progress="off", name=RUN)
+    with ray_fed.create_context(config) as context:
         for _ in range(2):
             assert context.invoke(total, [2.0, 4.0, 6.0]) == 6.0
         wait_for(lambda: read_metrics().get("ray_fed_workers_ready") == 2.0)
@@ -81,6 +83,7 @@ def read_metrics() -> dict[str, float]:
     found: dict[str, float] = {}
     lines = re.compile(r"^(ray_fed_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
     for name, labels, value in lines.findall(text):
+        assert f'run="{RUN}"' in labels
         failure = re.search(r'failure="(\w+)"', labels)
         key = f"{name} {failure[1]}" if failure else name
         found[key] = found.get(key, 0.0) + float(value)
@@ -105,17 +108,23 @@ def test_no_task_failed() -> None:
     assert failed == []
 
 
-def test_actors_are_named_by_program_and_worker() -> None:
-    names = {actor.repr_name for actor in list_state("actors")}
+def test_actors_are_named_by_run_and_worker() -> None:
+    actors = list_state("actors")
+    labels = {f"ray_fed worker {index} of {RUN}" for index in range(2)}
 
-    assert {name.rpartition(" of ")[0] for name in names} == {
-        "ray_fed worker 0",
-        "ray_fed worker 1",
-    }
-    assert len({name.rpartition(" of ")[2] for name in names}) == 1
+    assert {actor.repr_name for actor in actors} == labels
+    names = [re.fullmatch(r"(.+) \((\w+)\.\d\)", actor.name) for actor in actors]
+    assert {name[1] for name in names if name} == labels
+    assert len({name[2] for name in names if name}) == 1
 
 
-def test_tasks_are_named_by_program_and_call() -> None:
+def test_placement_group_is_named_by_run() -> None:
+    (group,) = list_state("placement_groups")
+
+    assert re.fullmatch(rf"ray_fed workers of {RUN} \(\w+\)", group.name)
+
+
+def test_tasks_are_named_by_run_and_call() -> None:
     names = {task.name.rpartition(" of ")[0] for task in list_state("tasks")}
 
     assert {f"ray_fed subround of call {number}" for number in range(2)} <= names
@@ -127,12 +136,12 @@ def test_workers_log_their_start() -> None:
     text = "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
 
     for index in range(2):
-        started = rf"ray_fed worker {index} of \S+ is ready: node \S+, process \d+"
+        started = rf"ray_fed worker {index} of {RUN} is ready: node \S+, process \d+"
         assert len(re.findall(started, text)) == 1
 
 
 def test_scrape_has_what_rounds_cost() -> None:
-    sink = RoundMetrics()  # as a round would tell of what did not happen in the job
+    sink = RoundMetrics(RUN)  # as a round would tell of what did not happen in the job
     lost = [
         outcomes.Attempt(1, "worker 0", 1, "a", ended=ended)
         for ended in ("crash", "crash", "memory", "slower")

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from ray.cluster_utils import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -102,3 +103,69 @@ def test_interrupted_threads_are_not_killed_inside_of_tensorflow(
 
     assert told.rstrip().endswith("KeyboardInterrupt")
     assert driver.returncode == -signal.SIGINT
+
+
+_STOPPED = """
+import os, pathlib, signal, sys, threading, time
+import federated_language as fl, numpy as np, ray
+import ray_fed
+from ray_fed import tensorflow as rtf
+from ray_fed.data import ClientData
+
+folder, address = sys.argv[1:]
+numbers = fl.SequenceType(np.float32)
+
+@rtf.computation(numbers)
+def add(data):
+    return data.reduce(np.float32(0), lambda a, b: a + b)
+
+@fl.federated_computation(fl.FederatedType(numbers, fl.CLIENTS))
+def total(clients):
+    return fl.federated_sum(fl.federated_map(add, clients))
+
+def load(name):
+    import pathlib, time
+    pathlib.Path(folder, name).touch()
+    time.sleep(0.2)
+    return [1.0]
+
+def interrupt():
+    while len(os.listdir(folder)) < 3:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+config = ray_fed.Config(workers=2, subrounds=2, clients_per_leaf=1)
+ray_fed.init(address, config=config)
+threading.Thread(target=interrupt, daemon=True).start()
+names = [f"client {i}" for i in range(400)]
+try:
+    total(ClientData.from_function(names, load, numbers))
+except KeyboardInterrupt:
+    print("interrupted")
+ray_fed.shutdown()
+time.sleep(3)  # for what Ray may still have to say
+"""
+
+
+def test_graceful_stop_on_a_joined_ray_says_nothing_of_retries(
+    tmp_path: pathlib.Path,
+) -> None:
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "include_dashboard": False},
+    )
+    arguments = str(tmp_path), str(cluster.address)
+    try:
+        stopped = subprocess.run(
+            [sys.executable, "-c", _STOPPED, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=True,
+        )
+    finally:
+        cluster.shutdown()
+
+    assert stopped.stdout.splitlines()[-1] == "interrupted"
+    assert "retries remaining" not in stopped.stdout + stopped.stderr
+    assert len(list(tmp_path.iterdir())) < 400

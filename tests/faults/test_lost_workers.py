@@ -1,6 +1,7 @@
 """Rounds on a cluster whose workers are killed, hang, straggle and raise."""
 
-import asyncio
+# pyright: reportPrivateUsage=false
+
 import pathlib
 import time
 from typing import Any
@@ -15,7 +16,6 @@ import tensorflow as tf
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.session import Session
 from ray_fed.program import ClientData
 from tests.data import tables
 from tests.waiting_work import GO, mark_and_wait
@@ -67,13 +67,6 @@ def test_worker_killed_under_a_subround_costs_that_subround_only(
     assert report.kernel_leaves == 8
 
 
-async def none_is_ready(session: Session) -> None:
-    """Return once the pool knows that none of its workers is ready."""
-    found = await session.await_ready(None)
-    while found[0]:
-        found = await session.await_ready(found)
-
-
 def test_worker_killed_between_rounds_costs_neither_bits_nor_budget(
     contexts_with_sessions: Any, client_work: Any, kill: Any
 ) -> None:
@@ -83,9 +76,10 @@ def test_worker_killed_between_rounds_costs_neither_bits_nor_budget(
     work.let_go()
     bits = [work.run(context), work.run(context)]
 
-    for pid in pids(context):
-        kill(pid)
-    asyncio.run(asyncio.wait_for(none_is_ready(session), 120))
+    work.wait_until(lambda: session._pool.num_ready == 2)
+    for member in session._pool.members:
+        kill(member.described.pid)
+    work.wait_until(lambda: session._pool.num_ready == 0)
     bits.append(work.run(context))
 
     assert bits == expected

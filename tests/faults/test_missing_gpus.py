@@ -36,6 +36,20 @@ def total(clients: Any) -> Any:
     return fl.federated_sum(clients)
 
 
+def test_call_runs_on_the_group_that_it_names() -> None:
+    config = ray_fed.Config(
+        workers=ray_fed.Workers(count=1, num_cpus=0.5),
+        worker_groups={"gpu": ray_fed.Workers(count=1, num_cpus=0.5, num_gpus=1)},
+    )
+    with ray_fed.create_context(config) as context:
+        with (
+            context.on_workers("gpu"),
+            pytest.raises(errors.ResourceError, match="Expected a GPU for TensorFlow"),
+        ):
+            context.invoke(total, [1, 2])
+        assert context.invoke(total, [1, 2]) == 3
+
+
 @pytest.mark.parametrize(
     ("count", "num_gpus", "allow_mixed"),
     [

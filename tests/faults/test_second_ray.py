@@ -12,7 +12,7 @@ import ray
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.object_store import LARGE_KERNEL_BYTES
+from ray_fed.cluster.object_store import LARGE_PLAN_BYTES
 from ray_fed.program import ClientData
 
 import tensorflow as tf  # isort: skip
@@ -20,7 +20,7 @@ import tensorflow as tf  # isort: skip
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
 MEMBER = fl.TensorType(np.float32, [3])
-LARGE = np.random.default_rng(0).random(LARGE_KERNEL_BYTES // 4, np.float32)
+LARGE = np.random.default_rng(0).random(LARGE_PLAN_BYTES // 4, np.float32)
 
 
 @rtf.computation(MEMBER)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import signal
@@ -30,7 +31,7 @@ pytestmark = [
 ]
 
 ROOT = pathlib.Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "fed_avg_digits.py"
+DEMO = ["-m", "ray_fed.cli", "demo", "--address", "auto", "--rounds"]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 WAIT_S = 180.0
 
@@ -116,10 +117,9 @@ def head() -> Iterator[Head]:
 
 def driver_of(place: pathlib.Path) -> int:
     """Return the process of the job that saves itself to a place."""
-    wanted = [str(SCRIPT), "auto"]
     for process in psutil.process_iter(["cmdline"]):
         found: list[str] = process.info["cmdline"] or []
-        if found[1:3] == wanted and found[-1] == str(place):
+        if found[1:6] == DEMO[:5] and found[-1] == str(place):
             return process.pid
     raise AssertionError(f"no process saves to {place}")
 
@@ -154,21 +154,19 @@ def test_job_that_is_told_to_leave_is_resumed_by_a_second_one(
     head: Head, tmp_path: pathlib.Path
 ) -> None:
     place = tmp_path / "run"
-    arguments = [str(SCRIPT), "auto", "400", str(place)]
+    stored = ["--storage-path", str(place)]
 
-    first = head.submit(*arguments)
-    read_until(first, "round 3:")
+    first = head.submit(*DEMO, "400", *stored)
+    read_until(first, "round 1/400")
     os.kill(driver_of(place), signal.SIGTERM)
     told = finish(first)
-    (saved,) = [line for line in told.splitlines() if "rounds in all" in line]
-    rounds = int(saved.split()[0])
-    arguments[2] = str(rounds + 2)
-    second = head.submit(*arguments)
+    (saved,) = re.findall(r"interrupted after round (\d+), saved in", told)
+    rounds = int(saved)
+    second = head.submit(*DEMO, str(rounds + 2), *stored)
     out = finish(second)
 
-    assert "interrupted" in saved
     assert first.returncode != 0
     assert second.returncode == 0, out
-    assert f"round {rounds + 1}:" in out
-    assert f"round {rounds}:" not in out
-    assert f"{rounds + 2} rounds in all, finished" in out
+    assert f"round {rounds + 1}/{rounds + 2}" in out
+    assert f"round {rounds}/" not in out
+    assert f"after {rounds + 2} rounds" in out

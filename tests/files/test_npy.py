@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ray_fed.files.tables as tables
+from ray_fed.files import npy
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(1, 2, 3, order="F")
 
@@ -32,7 +32,7 @@ def _saved(array: Any, **kwargs: Any) -> bytes:
 def test_an_array_is_read_as_it_was_saved(array: Any) -> None:
     saved = _saved(array)
 
-    reader = tables.ArrayReader(io.BytesIO(saved))
+    reader = npy.ArrayReader(io.BytesIO(saved))
     read = reader.read()
 
     np.testing.assert_array_equal(read, array)
@@ -52,7 +52,7 @@ def test_rows_are_read_so_many_at_a_time(shape: tuple[int, ...], order: Any) -> 
         for count in (1, 2, 5, 100):
             stored.seek(0)
             for file in (stored, archive.open("x.npy")):
-                runs = list(tables.ArrayReader(file).read_rows(count))
+                runs = list(npy.ArrayReader(file).read_rows(count))
 
                 np.testing.assert_array_equal(np.concatenate(runs), array)
                 assert max(map(len, runs)) <= count
@@ -65,7 +65,7 @@ def test_rows_are_all_that_there_is(change: Any, order: Any) -> None:
 
     for count in (1, 100):
         with pytest.raises(ValueError, match="cut short, or has more"):
-            list(tables.ArrayReader(io.BytesIO(saved)).read_rows(count))
+            list(npy.ArrayReader(io.BytesIO(saved)).read_rows(count))
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def _is_parser(frame: Any) -> bool:
 @pytest.mark.parametrize(
     "read",
     [
-        lambda file: tables.ArrayReader(file).shape,
-        lambda file: tables.ArrayReader(file).read(),
+        lambda file: npy.ArrayReader(file).shape,
+        lambda file: npy.ArrayReader(file).read(),
     ],
     ids=["header", "array"],
 )

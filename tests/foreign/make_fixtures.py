@@ -9,7 +9,7 @@ tensorflow-probability 0.22.1, tensorflow-model-optimization 0.7.5, dp-accountin
 google-vizier 0.1.11, jax 0.4.14 and jaxlib 0.4.13.
 
 Each fixture is made in a process of its own, so that functions of different fixtures
-have the same names. It holds serialised computations, and what TensorFlow Federated's
+have the same names. It holds serialized computations, and what TensorFlow Federated's
 own runtime returns for the calls that `foreign_cases.py` makes.
 """
 
@@ -228,7 +228,7 @@ def constant(tff: Any, tf: Any) -> Any:
 
 
 def state(tff: Any, tf: Any) -> Any:
-    """A variable, a table and an initialisation."""
+    """A variable, a table and an initialization."""
 
     @tff.tensorflow.computation(tff.TensorType(np.str_, [None]), np.int32)
     def comp(keys: Any, increment: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What TensorFlow Federated serialised runs here, to its own results."""
+"""What TensorFlow Federated serialized runs here, to its own results."""
 
 import pathlib
 from collections.abc import Callable, Iterator
@@ -135,7 +135,7 @@ def test_computation_comes_back_from_its_bytes() -> None:
 
 def test_bytes_of_no_computation_are_refused() -> None:
     with pytest.raises(
-        errors.CompileError, match="Expected the bytes of a serialised computation"
+        errors.CompileError, match="Expected the bytes of a serialized computation"
     ):
         framework.deserialize_computation(b"not a message")
 

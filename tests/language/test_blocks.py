@@ -16,13 +16,13 @@ _IDENTITY = flf.create_identity(fl.TensorType(np.int32))
 def test_bytes_of_a_block_are_always_the_same() -> None:
     again = flf.create_identity(fl.TensorType(np.int32))
 
-    assert blocks.serialise(_IDENTITY) == blocks.serialise(again)
+    assert blocks.serialize(_IDENTITY) == blocks.serialize(again)
 
 
 def test_type_comes_back_without_its_python_container() -> None:
     type_spec = fl.StructWithPythonType([("a", np.int32)], dict)
 
-    parsed = blocks.parse_type(blocks.serialise_type(type_spec))
+    parsed = blocks.parse_type(blocks.serialize_type(type_spec))
 
     assert parsed == fl.StructType([("a", np.int32)])
 
@@ -52,7 +52,7 @@ def test_block_that_nests_too_deep_for_protobuf_is_a_compile_error(
     block = nested(100)
 
     with pytest.raises(errors.CompileError, match="name intermediate results"):
-        blocks.serialise(block)
+        blocks.serialize(block)
 
 
 @pytest.mark.claim("semantics.15")
@@ -60,7 +60,7 @@ def test_block_of_many_locals_is_not_too_deep() -> None:
     one = flf.Literal(1, fl.TensorType(np.int32))
     block = flf.Block([(f"x{index}", one) for index in range(1000)], one)
 
-    parsed = blocks.parse_block(blocks.serialise(block))
+    parsed = blocks.parse_block(blocks.serialize(block))
 
     assert parsed.compact_representation() == block.compact_representation()
 

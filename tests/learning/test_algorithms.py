@@ -2,6 +2,7 @@
 
 # pyright: reportUnknownLambdaType=false
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.learning import (
+    LearningProcess,
     Model,
     aggregators,
     build_ditto,
@@ -122,7 +124,7 @@ def test_rounds_equal_those_of_the_paper(
         assert np.abs(averaged[0] - expected[0]).max() > 1e-3
     if name == "adaptive clipping":
         _, bound = references.adaptive_clip(start, clients, ROUNDS, RATE, ADAPT)
-        np.testing.assert_allclose(state.parts.aggregate[0][0], bound, rtol=1e-5)
+        np.testing.assert_allclose(state.aggregator[0][0], bound, rtol=1e-5)
 
 
 COHORTS = [[0, 1], [1, 2], [0, 1, 2], [2]] * (ROUNDS // 4)
@@ -174,8 +176,10 @@ def test_changing_cohorts_keep_what_those_of_the_paper_do(
 
     weights, *server, own = compute(start_of(linear_model), clients)
     check_weights(state.weights.trainable, weights)
+    # SCAFFOLD keeps the variables of the server's optimizer beside its control.
+    known = state.server[0] if name == "SCAFFOLD" else state.server
     for variables in server:
-        check_weights(state.optimizer, variables)
+        check_weights(known, variables)
     for one, other in zip(kept, own, strict=True):
         check_weights(one, other)
 
@@ -231,12 +235,40 @@ def test_scaffold_takes_sgd_for_its_rate(linear_model: Model) -> None:
     )
 
 
+WITH_SERVER: dict[str, Callable[..., LearningProcess]] = {
+    "ditto": functools.partial(build_ditto, proximal=0.1),
+    "fed nova": build_fed_nova,
+    "fed per": functools.partial(build_fed_per, personal=["bias"]),
+    "q fed avg": functools.partial(build_q_fed_avg, q=1.0),
+    "scaffold": functools.partial(build_scaffold, num_clients=2),
+}
+
+
+@pytest.mark.parametrize("name", WITH_SERVER)
+def test_server_optimizer_scales_the_step(
+    linear_model: Model, make_batches: Callable[..., list[Any]], name: str
+) -> None:
+    clients = [make_batches([3], 0), make_batches([2], 1)]
+    moves: list[Any] = []
+    for rate in (1.0, 0.5):
+        process = WITH_SERVER[name](linear_model, SGD, keras.optimizers.SGD(rate))
+        start: Any = process.initialize()
+        kept = [process.initial_client_state] * 2
+        has_kept = kept[0] is not None
+        given = (start, kept, clients) if has_kept else (start, clients)
+        state: Any = process.next(*given)[0]
+        moves.append(state.weights.trainable[0] - start.weights.trainable[0])
+
+    assert np.any(moves[0])
+    np.testing.assert_allclose(moves[1], moves[0] / 2, rtol=1e-4, atol=1e-6)
+
+
 NOISY = aggregators.dp_mean(1.0, 1.0, 2, 3, 1e-5)
 MOMENTUM = keras.optimizers.SGD(0.1, momentum=0.9)
 REFUSED: dict[str, Callable[[Model], Any]] = {
     "`proximal` to be at least 0": lambda m: build_fed_prox(m, SGD, proximal=-1.0),
-    "`client_learning_rate` above 0": lambda m: build_scaffold(m, 0.0, num_clients=3),
-    "without noise for SCAFFOLD": lambda m: build_scaffold(
+    "`client_optimizer` above 0": lambda m: build_scaffold(m, 0.0, num_clients=3),
+    "without noise beside a sum": lambda m: build_scaffold(
         m, 0.1, num_clients=3, aggregator=NOISY
     ),
     "Expected a Keras LearningRateSchedule": lambda m: build_fed_prox(

@@ -78,8 +78,8 @@ def test_json_lines_have_an_object_a_round(tmp_path: pathlib.Path) -> None:
         "dropped": 0,
         "retries": 0,
         "seconds": 0.5,
-        "bytes_sent": 0,
-        "bytes_returned": 0,
+        "bytes_sent": None,
+        "bytes_returned": None,
         "bytes_read": 0,
         "training.loss": 1.0,
         "evaluation.accuracy": 0.75,
@@ -242,6 +242,40 @@ def test_model_of_the_best_round_is_kept(
     assert [p.name for p in tmp_path.iterdir()] == ["best.keras"]
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_early_stopping_returns_the_best_weights_also_after_a_resume(
+    tmp_path: pathlib.Path,
+    averaging: LearningProcess,
+    make_batches: Callable[..., list[Any]],
+) -> None:
+    clients = [make_batches([3, 2], seed) for seed in range(2)]
+    scores = iter([0.5, 0.9, 0.7, 0.6, 0.95])
+    seen: list[Any] = []
+
+    def evaluate(state: Any) -> dict[str, float]:
+        seen.append(np.asarray(state.weights.trainable[0]))
+        return {"accuracy": next(scores)}
+
+    def run_for(num_rounds: int, place: pathlib.Path | None) -> Any:
+        stopping = callbacks.EarlyStopping(
+            "accuracy", patience=2, best_weights=tmp_path / "best.npz"
+        )
+        return run(
+            averaging, clients, num_rounds=num_rounds, evaluate=evaluate,
+            callbacks=[stopping], storage_path=place,
+        )  # fmt: skip
+
+    run_for(3, tmp_path / "run")
+    result = run_for(9, tmp_path / "run")
+
+    assert result.reason == "stopped early"
+    assert result.state.round_index == len(result.history) == 4
+    np.testing.assert_array_equal(result.state.weights.trainable[0], seen[1])
+    run_for(1, None)
+    with pytest.raises(errors.CallbackError, match=r"of round 2 in .*those of round 1"):
+        run_for(9, tmp_path / "run")
+
+
 def test_best_round_is_a_number(linear_model: Model) -> None:
     checkpoint = callbacks.ModelCheckpoint("a.keras", linear_model, "loss")
     checkpoint.on_start(History())
@@ -259,22 +293,22 @@ def test_model_is_saved_as_keras_alone(linear_model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "extra", "make"),
+    ("module", "package", "make"),
     [
         (
             "tensorboard.summary.writer.event_file_writer",
             "tensorboard",
             lambda: callbacks.TensorBoard("logs"),
         ),
-        ("mlflow", "mlflow", lambda: callbacks.MLflow("a")),
+        ("mlflow", "mlflow-skinny", lambda: callbacks.MLflow("a")),
         ("wandb", "wandb", lambda: callbacks.WandB("a", "b")),
     ],
     ids=["tensorboard", "mlflow", "wandb"],
 )
 def test_missing_library_is_told_where_a_callback_is_made(
-    monkeypatch: pytest.MonkeyPatch, module: str, extra: str, make: Callable[[], Any]
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str, make: Callable[[], Any]
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
 
-    with pytest.raises(errors.UserError, match=rf"ray-fed\[{extra}\]"):
+    with pytest.raises(errors.UserError, match=f"pip install {package}"):
         make()

@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning import RoundRecord
-from ray_fed.learning.checkpoints import Checkpoints, IoThread, Reached, RunStorage
+from ray_fed.learning import History, RoundRecord
+from ray_fed.learning.checkpoints import Checkpoints, Reached, RunStorage
 from ray_fed.learning.client_states import SavedClientStates
 
-RECORDS = tuple(
+RECORDS = History(
     RoundRecord(index, (0,), {"loss": 1.0}, None, 0.5) for index in range(9)
 )
 
@@ -33,7 +32,7 @@ class GatedStorage(RunStorage):
         self.saved: list[Any] = []
 
     @override
-    async def save(self, reached: Reached) -> None:
+    def save(self, reached: Reached) -> None:
         self.begun.set()
         self.gate.wait(10)
         if self.failures:
@@ -45,14 +44,8 @@ def no_limit() -> None:
     """Return for how long a save may take."""
 
 
-async def fetch(state: Any) -> Any:
+def fetch(state: Any) -> Any:
     return f"read {state}"
-
-
-@pytest.fixture
-def io() -> Iterator[IoThread]:
-    with IoThread() as thread:
-        yield thread
 
 
 @pytest.fixture
@@ -61,9 +54,9 @@ def storage(tmp_path: pathlib.Path) -> GatedStorage:
 
 
 def test_states_that_wait_give_way_to_the_latest(
-    io: IoThread, storage: GatedStorage
+    storage: GatedStorage,
 ) -> None:
-    saver = Checkpoints(storage, io, fetch, spacing_s=0.0)
+    saver = Checkpoints(storage, fetch, spacing_s=0.0)
 
     saver.add(Reached("a", RECORDS[:1]))
     storage.begun.wait(10)
@@ -78,13 +71,13 @@ def test_states_that_wait_give_way_to_the_latest(
 
 
 def test_what_clients_keep_is_saved_with_the_state_that_takes_the_place(
-    io: IoThread, tmp_path: pathlib.Path
+    tmp_path: pathlib.Path,
 ) -> None:
     initial = np.zeros(1)
     clients = SavedClientStates(initial, str(tmp_path), memory_bytes=2**20)
     storage = GatedStorage(tmp_path, clients)
     storage.failures.append(errors.StorageError("no room"))
-    saver = Checkpoints(storage, io, fetch, spacing_s=0.0)
+    saver = Checkpoints(storage, fetch, spacing_s=0.0)
 
     for count in range(1, 4):  # the first fails, the second gives way
         clients.put([count], [np.full(1, float(count))])
@@ -100,11 +93,11 @@ def test_what_clients_keep_is_saved_with_the_state_that_takes_the_place(
 
 
 def test_failure_is_raised_by_the_next_state_or_at_the_end(
-    io: IoThread, storage: GatedStorage
+    storage: GatedStorage,
 ) -> None:
     storage.gate.set()
     first = Reached("a", RECORDS[:1])
-    last, each = (Checkpoints(storage, io, fetch, spacing_s=s) for s in (0.0, None))
+    last, each = (Checkpoints(storage, fetch, spacing_s=s) for s in (0.0, None))
 
     def add_all() -> None:
         for count in range(1, 9):
@@ -117,9 +110,9 @@ def test_failure_is_raised_by_the_next_state_or_at_the_end(
 
 
 def test_last_state_that_takes_too_long_is_told(
-    io: IoThread, storage: GatedStorage, caplog: pytest.LogCaptureFixture
+    storage: GatedStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saver = Checkpoints(storage, io, fetch, spacing_s=0.0)
+    saver = Checkpoints(storage, fetch, spacing_s=0.0)
 
     saver.finish(Reached("a", RECORDS[:1]), lambda: 0.0)
 
@@ -127,13 +120,13 @@ def test_last_state_that_takes_too_long_is_told(
     storage.gate.set()
 
 
-def test_nothing_is_read_to_be_saved_without_a_place(io: IoThread) -> None:
+def test_nothing_is_read_to_be_saved_without_a_place() -> None:
     read: list[Any] = []
 
-    async def note(state: Any) -> Any:
+    def note(state: Any) -> Any:
         read.append(state)
 
-    saver = Checkpoints(None, io, note, spacing_s=None)
+    saver = Checkpoints(None, note, spacing_s=None)
 
     saver.add(Reached("a", RECORDS[:1]))
     saver.finish(Reached("b", RECORDS[:2]), no_limit)

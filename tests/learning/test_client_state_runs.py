@@ -1,5 +1,7 @@
 """Runs of processes whose clients keep values: `learning.run` holds and saves them."""
 
+# pyright: reportPrivateUsage=false
+
 import os
 import pathlib
 import signal
@@ -17,6 +19,7 @@ import ray_fed.errors as errors
 import ray_fed.learning.run_loop as run_loop
 from ray_fed import learning
 from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.data import ClientData
 from ray_fed.learning import (
     ClientStates,
     History,
@@ -118,7 +121,11 @@ def test_resumed_run_has_the_bits_of_one_in_one_go(
 
 
 def test_run_goes_on_from_a_result(
-    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path, whole: Any
+    process: LearningProcess,
+    clients: list[Any],
+    tmp_path: pathlib.Path,
+    whole: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     first = run(process, clients, 3)
     before = outcome(first)
@@ -127,11 +134,16 @@ def test_run_goes_on_from_a_result(
         "client_states": first.client_states,
     }
 
-    for storage in (None, tmp_path):
+    for storage in (None, tmp_path, tmp_path):
         rest = outcome(run(process, clients, storage_path=storage, **given))
         assert rest[:2] == whole[:2]
-
+    assert not caplog.messages
     assert outcome(first) == before
+    given["client_states"].put([0], given["client_states"].take([1]))
+    again = outcome(run(process, clients, storage_path=tmp_path, **given))
+
+    assert again == rest
+    assert "given are not used" in caplog.text
 
 
 def test_little_memory_changes_no_bit(
@@ -181,7 +193,9 @@ def test_round_that_a_signal_left_out_leaves_clients_as_they_were(
         return rounds
 
     two = outcome(run(process, clients, 2))
-    left = run(process, clients, evaluate=evaluate, storage_path=tmp_path)
+    left = run(
+        process, clients, evaluate=evaluate, storage_path=tmp_path, on_signal="return"
+    )
     monkeypatch.undo()
 
     assert (left.reason, len(left.history)) == ("interrupted", 2)
@@ -252,18 +266,89 @@ def test_states_that_do_not_go_with_the_run_are_refused(
             run(built, clients, **options)
 
 
-def test_values_go_by_index_or_id_and_no_other_client_has_one(
-    process: LearningProcess, clients: list[Any]
+IDS: dict[str, list[Any]] = {
+    "whole numbers": [5, 4, 3, 2, 1, 0, 77],
+    "text": ["anna", "bert", "c", "d", "e", "f", "7"],
+    "tuples": [("a", number) for number in range(NUM_CLIENTS)],
+}
+
+
+@pytest.mark.parametrize("ids", IDS.values(), ids=IDS.keys())
+def test_client_states_go_by_id(
+    process: LearningProcess,
+    clients: list[Any],
+    whole: Any,
+    tmp_path: pathlib.Path,
+    ids: list[Any],
 ) -> None:
-    named = {f"c{index}": batches for index, batches in enumerate(clients)}
-    states = run(process, named, 1).client_states
-    last = max(states.ids)
+    data = ClientData.from_values(
+        dict(zip(ids, clients, strict=True)), process.model.data_type.member
+    )
+    initial = process.initial_client_state
 
-    by_id, by_index = states.take([f"c{last}", last])
+    first = run(process, data, 3, storage_path=tmp_path / "run")
+    first.client_states.save(str(tmp_path / "kept"))
+    kept = ClientStates.load(str(tmp_path / "kept"), initial)
+    options: dict[str, Any] = {"state": first.state, "client_states": kept}
+    rest = run(process, list(data), **options).client_states
+    resumed = run(process, data, storage_path=tmp_path / "run").client_states
 
-    assert bits(by_id) == bits(by_index)
-    for client in ("nonsense", 99, -1, "c"):
-        with pytest.raises(errors.ConfigError, match="from 0 to 6, or the id"):
-            states.take([client])
-    with pytest.raises(errors.ConfigError, match=r"found 'c3'\.$"):
-        run(process, clients, 1).client_states.take(["c3"])
+    for states in (rest, resumed):
+        assert set(states.ids) <= set(ids)
+        taken = states.take(ids)
+        assert taken.ids == tuple(ids)
+        assert bits(*taken) == whole[1]
+    data = data.select(ids[::-1])
+    backwards = run(process, tuple(data), 3, **options).client_states
+    assert bits(*backwards.take(ids)) == bits(*kept.take(ids))
+    backwards.put(ids[:1], [initial])
+    assert bits(backwards.take(ids[:1])) == bits(initial)
+
+
+def test_whole_number_that_is_no_id_is_an_index_with_a_warning(
+    process: LearningProcess, clients: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    data = dict(zip(IDS["whole numbers"], clients, strict=True))
+    states = run(process, data, 1).client_states
+
+    taken = states.take([6, 5])
+
+    assert taken.ids == (77, 5)
+    assert [record.args for record in caplog.records] == [(6, 77)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "unknown", "nearest"),
+    [
+        ("whole numbers", 78, "77"),
+        ("whole numbers", "77", "77"),
+        ("whole numbers", -50, "0"),
+        ("text", "ana", "anna"),
+        ("text", 7, "'7'"),
+        ("text", np.zeros(1), None),
+    ],
+)
+def test_unknown_client_is_refused_and_the_nearest_is_named(
+    process: LearningProcess, ids: str, unknown: Any, nearest: str | None
+) -> None:
+    states = ClientStates(process.initial_client_state)
+    states._limit_to(IDS[ids])
+    then = rf" Did you mean `{nearest}`\?$" if nearest else r"\.$"
+
+    for call in (
+        lambda: states.take([unknown]),
+        lambda: states.put([unknown], [process.initial_client_state]),
+    ):
+        with pytest.raises(
+            errors.ConfigError, match=rf"the id of one of the 7.*{then}"
+        ):
+            call()
+
+
+def test_run_whose_clients_keep_values_has_each_client_once(
+    process: LearningProcess,
+) -> None:
+    states = ClientStates(process.initial_client_state)
+
+    with pytest.raises(errors.ConfigError, match=r"client once .*the id 'b' twice"):
+        states._limit_to(["a", "b", "c", "b"])

@@ -165,3 +165,12 @@ def test_save_that_ends_half_way_leaves_what_was_saved(
     states.save(str(tmp_path))
     assert numbers(ClientStates.load(str(tmp_path), INITIAL), ["a", 1, 2]) == [2, 1, 2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2.zip", "all_2.zip"]
+
+
+@pytest.mark.parametrize("mask", [[True, False], np.array([True]), [1.0]], ids=repr)
+def test_masks_are_no_ids(mask: Any) -> None:
+    states = ClientStates(INITIAL)
+    states.put([0, 1], [value(0), value(1)])
+
+    with pytest.raises(errors.ConfigError, match="of a mask, pass the ids"):
+        states.take(mask)

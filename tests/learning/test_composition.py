@@ -1,8 +1,7 @@
-"""Processes of functions and of typed parts; aggregators of two functions."""
+"""Processes of functions of TensorFlow; aggregators of two functions."""
 
 # pyright: reportUnknownLambdaType=false, reportImplicitOverride=false
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,18 +14,11 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import learning
-from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.learning import LearningProcess, Model, aggregators, build_fed_avg
+from ray_fed.learning import Model, aggregators, build_fed_avg
 
 RATE = 0.05
 build_process: Any = learning.build_process
-
-
-def view_type_of(model: Model) -> fl.Type:
-    """Return the type of what clients can be sent of a server without a state."""
-    members: Any = (model.weights_type, fl.to_type(()), np.int32)
-    return fl.to_type(learning.ServerView(*members))
 
 
 def as_functions(model: Model) -> dict[str, Any]:
@@ -42,28 +34,6 @@ def as_functions(model: Model) -> dict[str, Any]:
         return model.move(weights, delta), state
 
     return {"client": client, "server": server}
-
-
-@rtf.computation
-def nothing() -> tuple[()]:
-    return ()
-
-
-@fl.federated_computation
-def initialize() -> Any:
-    return fl.federated_eval(nothing, fl.SERVER)
-
-
-def advance(state: Any, number: Any) -> Any:
-    return state, number
-
-
-OF_A_NUMBER = learning.Part(
-    initialize,
-    fl.federated_computation(
-        advance, fl.FederatedType((), fl.SERVER), fl.FederatedType(np.int32, fl.SERVER)
-    ),
-)
 
 
 class Two(aggregators.Summed):
@@ -86,6 +56,20 @@ class Two(aggregators.Summed):
         return sums, after, *self._more
 
 
+class Own(aggregators.Aggregator):
+    """Builds the mean, perhaps of updates that clients do not send."""
+
+    def __init__(self, update_type: fl.Type | None = None) -> None:
+        self._update_type = update_type
+
+    def build(
+        self, update_type: fl.Type, weight_type: fl.Type
+    ) -> aggregators.Aggregation:
+        own_type = self._update_type or update_type
+        built = aggregators.mean().build(own_type, weight_type)
+        return aggregators.Aggregation(built.initialize, built.next)
+
+
 @pytest.mark.parametrize("server", ["sgd", "moves"])
 def test_weights_in_place_of_a_delta_are_told(linear_model: Model, server: str) -> None:
     def client(server: learning.ServerView, batches: Any) -> Any:
@@ -97,42 +81,6 @@ def test_weights_in_place_of_a_delta_are_told(linear_model: Model, server: str) 
         build_process(
             linear_model, client=client, server="sgd" if server == "sgd" else moves
         )
-
-
-@pytest.mark.parametrize("name", ["send", "client", "aggregator", "server"])
-def test_parts_whose_types_do_not_go_together_are_refused(
-    linear_model: Model, name: str
-) -> None:
-    parts = as_functions(linear_model) | {name: OF_A_NUMBER}
-
-    with pytest.raises(errors.ValueMismatchError, match=f"Expected `{name}.next` to"):
-        build_process(linear_model, **parts)
-
-
-def test_typed_part_does_what_a_function_does(
-    averaging: LearningProcess, linear_model: Model, make_batches: Any
-) -> None:
-    functions = as_functions(linear_model)
-    view_type = view_type_of(linear_model)
-    select = rtf.computation(learning.send_weights, view_type)
-
-    @fl.federated_computation(
-        fl.FederatedType((), fl.SERVER), fl.FederatedType(view_type, fl.SERVER)
-    )
-    def send(state: Any, view: Any) -> Any:
-        return state, fl.federated_broadcast(fl.federated_map(select, view))
-
-    typed = build_process(
-        linear_model, **functions, send=learning.Part(initialize, send)
-    )
-    clients = [make_batches([4, 2], 0), make_batches([3], 1)]
-
-    found, expected = (
-        process.next(process.initialize(), clients)[0].weights
-        for process in (typed, averaging)
-    )
-
-    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 def test_control_flow_of_users_functions_is_of_tensors(
@@ -203,6 +151,10 @@ def test_control_flow_of_users_functions_is_of_tensors(
         ),
         pytest.param({"aggregator": "median"}, r"such as .*median\(max_c", id="name"),
         pytest.param({"aggregator": Two}, "pass an object, such", id="class"),
+        pytest.param(
+            {"aggregator": Own(fl.TensorType(np.float32))}, "aggregator to take `<<>@S",
+            id="an aggregator of other updates",
+        ),
         pytest.param({"aggregator": Two()}, "`Two.server` to return the", id="two"),
         pytest.param(
             {"aggregator": Two(3)}, "metrics by name, .* none, found", id="no metrics"
@@ -212,7 +164,7 @@ def test_control_flow_of_users_functions_is_of_tensors(
             "`initial_state` begins it, `int32`, found `<int32,int32>`",
             id="another state of an aggregator",
         ),
-        pytest.param({"client": 3}, "function of TensorFlow or a Part", id="a number"),
+        pytest.param({"client": 3}, "function of TensorFlow as `client`", id="number"),
     ],
 )  # fmt: skip
 def test_functions_that_return_something_else_are_refused(
@@ -220,38 +172,6 @@ def test_functions_that_return_something_else_are_refused(
 ) -> None:
     with pytest.raises(errors.ValueMismatchError, match=match):
         build_process(linear_model, **as_functions(linear_model) | changed)
-
-
-def test_part_that_keeps_something_says_its_beginning(linear_model: Model) -> None:
-    view_type = view_type_of(linear_model)
-    client: Any = as_functions(linear_model)["client"]
-
-    @rtf.computation(view_type, np.int32, linear_model.data_type.member)
-    def work(server: Any, own: Any, batches: Any) -> Any:
-        update, size, totals = client(server, batches)
-        measured = OrderedDict(totals=totals, counts=())
-        weight = tf.cast(size, tf.float32)
-        return OrderedDict(update=update, weight=weight, measured=measured), own + 1
-
-    @fl.federated_computation(
-        fl.FederatedType((), fl.SERVER),
-        fl.FederatedType(view_type, fl.CLIENTS, all_equal=True),
-        fl.FederatedType(np.int32, fl.CLIENTS),
-        linear_model.data_type,
-    )
-    def next_work(state: Any, sent: Any, kept: Any, data: Any) -> Any:
-        worked = fl.federated_map(work, (sent, kept, data))
-        return state, worked[0], worked[1]
-
-    functions = as_functions(linear_model)
-    zero = np.zeros([], np.int32)
-    whole = learning.Part(initialize, next_work, initial_client_state=zero)
-
-    part = learning.Part(initialize, next_work)
-    with pytest.raises(errors.ValueMismatchError, match="what they begin with"):
-        build_process(linear_model, **functions | {"client": part})
-    process = build_process(linear_model, **functions | {"client": whole})
-    assert process.initial_client_state is zero
 
 
 class Majority(aggregators.Summed):
@@ -272,14 +192,6 @@ class Majority(aggregators.Summed):
         return signs, {"rounds": rounds}, {"rounds": rounds}
 
 
-class Own(aggregators.Aggregator):
-    """Builds what the mean is, as a part without more."""
-
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> learning.Part:
-        part = aggregators.mean().build(update_type, weight_type)
-        return learning.Part(part.initialize, part.next)
-
-
 def test_aggregator_of_two_functions_composes_with_others(
     linear_model: Model, make_batches: Any, thread_context: ExecutionContext
 ) -> None:
@@ -298,7 +210,7 @@ def test_aggregator_of_two_functions_composes_with_others(
 
     moved = np.abs(state.weights.trainable[0] - start.weights.trainable[0]) * 8
     np.testing.assert_allclose(moved, np.round(moved), atol=1e-5)
-    assert state.parts.aggregate["rounds"] == 2
+    assert state.aggregator["rounds"] == 2
     assert list(composed)[3:] == [
         "bytes_sent", "bytes_uncompressed", "clip_norm", "share_clipped", "mean_norm",
         "rounds",
@@ -358,6 +270,16 @@ def test_an_update_in_the_place_of_the_weight_is_told(linear_model: Model) -> No
         build_process(linear_model, **functions | {"client": swapped})
 
 
+def test_a_client_that_keeps_another_type_is_told(linear_model: Model) -> None:
+    functions = as_functions(linear_model)
+
+    def client(server: Any, batches: Any, own: Any) -> Any:
+        return *functions["client"](server, batches), (own, own)
+
+    with pytest.raises(errors.ValueMismatchError, match="what it keeps last, as"):
+        build_process(linear_model, **functions | {"client": client}, client_state=0)
+
+
 def test_what_clients_keep_has_the_types_of_tensorflow(linear_model: Model) -> None:
     functions = as_functions(linear_model)
 
@@ -366,11 +288,134 @@ def test_what_clients_keep_has_the_types_of_tensorflow(linear_model: Model) -> N
         kept = count + 1, rate * tf.constant(0.5), exact
         return *functions["client"](server, batches), kept
 
+    array = np.ones(2)
     process = build_process(
-        linear_model,
-        **functions | {"client": client},
-        client_state=(0, 1.0, np.float64(1.0)),
+        linear_model, **functions | {"client": client}, client_state=(0, 1.0, array)
     )
+    array[:] = 7
 
     kept: Any = process.initial_client_state
     assert [np.asarray(value).dtype for value in kept] == ["i4", "f4", "f8"]
+    assert kept[2].tolist() == [1, 1]
+
+
+def test_server_reports_metrics_and_a_process_has_a_name(
+    linear_model: Model, make_batches: Any
+) -> None:
+    functions = as_functions(linear_model)
+
+    def server(weights: Any, state: Any, delta: Any) -> Any:
+        length = tf.linalg.global_norm(delta.trainable)
+        return linear_model.move(weights, delta), state, {"length": length}
+
+    process = build_process(
+        linear_model,
+        **functions | {"server": server},
+        name="mine",
+        settings={"rate": RATE, "decay": None},
+    )
+    start = process.initialize()
+    state, metrics = process.next(start, [make_batches([4], 0)])
+
+    moved = [
+        b - a
+        for a, b in zip(start.weights.trainable, state.weights.trainable, strict=True)
+    ]
+    assert metrics["length"] == pytest.approx(float(tf.linalg.global_norm(moved)))
+    assert repr(process).startswith(f"<learning process: algorithm mine, rate {RATE},")
+
+
+def test_local_training_starts_from_an_optimizer_state(
+    linear_model: Model, make_batches: Any
+) -> None:
+    train = learning.LocalTraining(
+        linear_model, keras.optimizers.SGD(1.0, momentum=0.5)
+    )
+    fixed = train.initial_optimizer_state()
+    handed_on: list[Any] = []
+
+    def moved_by(**more: Any) -> Any:
+        def client(server: Any, batches: Any) -> Any:
+            trained = train(server.weights, batches, **more)
+            delta = linear_model.delta(server.weights, trained.weights)
+            return (delta, trained.optimizer_state), 1.0, trained.totals
+
+        def server(weights: Any, state: Any, update: Any) -> Any:
+            delta, means = update
+            pairs = zip(means, state, strict=True)
+            after = tuple(tf.cast(mean, old.dtype) for mean, old in pairs)
+            return linear_model.move(weights, delta), after
+
+        process = build_process(
+            linear_model, client=client, server=server, server_state=state_of(more)
+        )
+        start = process.initialize()
+        state, _ = process.next(start, [make_batches([4, 4], 0)])
+        handed_on.append(state.server)
+        return np.asarray(state.weights.trainable[0]) - start.weights.trainable[0]
+
+    def state_of(more: Any) -> Any:
+        variables = map(np.asarray, more.get("optimizer_state", ()))
+        return tuple(np.asarray(v, v.dtype.newbyteorder("=")) for v in variables)
+
+    def ones(gradients: Any, _: Any) -> Any:
+        return [tf.ones_like(gradient) for gradient in gradients]
+
+    assert np.allclose(moved_by(correct=ones), -2.5)  # 1, then 1 and half of it
+    same = {"correct": ones, "optimizer_state": fixed}
+    assert np.allclose(moved_by(**same), -2.5)
+    assert np.allclose(handed_on[-1][2], -1.5)  # the momentum of the kernel
+    momentum = tuple(v - 1 if v.shape else v for v in map(np.asarray, fixed))
+    assert np.allclose(moved_by(correct=ones, optimizer_state=momentum), -3.25)
+    assert np.allclose(moved_by(**same, updates_state=False), -2)
+    with pytest.raises(errors.ConfigError, match="Expected an `optimizer_state` for"):
+        moved_by(updates_state=False)
+
+
+class Named(aggregators.Summed):
+    """Reports a metric of some name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        del weight, state
+        return update
+
+    def server(self, sums: Any, state: Any) -> Any:
+        return sums, state, {self._name: tf.constant(1.0)}
+
+
+def doubled_metric(name: str) -> Any:
+    return keras.metrics.MeanSquaredError(name=name)
+
+
+@pytest.mark.parametrize(
+    ("metric", "aggregator"),
+    [
+        ("clip_norm", aggregators.clipped(1.0)),
+        ("share_zeroed", aggregators.zeroed(1.0)),
+        ("bytes_sent", aggregators.quantized(8)),
+        ("own", Named("own")),
+        ("mse", Named("loss")),
+        ("clip_norm_1", aggregators.clipped(1.0, aggregators.clipped(2.0))),
+        ("epsilon", aggregators.dp_mean(1.0, 1.0, 2, 4, 1e-5)),
+    ],
+)
+def test_metrics_of_one_name_are_refused(metric: str, aggregator: Any) -> None:
+    keras_model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model = Model.from_keras(keras_model, loss="mse", metrics=[doubled_metric(metric)])
+
+    with pytest.raises(errors.ValueMismatchError, match="metrics of different names"):
+        build_fed_avg(model, "sgd", aggregator=aggregator)
+
+
+def test_nested_aggregators_with_metrics_of_one_name_report_both() -> None:
+    keras_model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model = Model.from_keras(keras_model, loss="mse")
+    nested = aggregators.clipped(1.0, aggregators.clipped(2.0))
+
+    process = build_fed_avg(model, "sgd", aggregator=nested)
+
+    metrics = process.next.type_signature.result[1].member
+    assert {"clip_norm", "clip_norm_1", "mean_norm", "mean_norm_1"} <= set(dir(metrics))

@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
+import ray_fed.learning.fed_eval as fed_eval
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import (
     Model,
     build_client_eval,
     build_fed_avg,
     build_fed_eval,
+    run,
     spread,
 )
 
@@ -178,14 +180,48 @@ def test_spread_is_that_of_numpy_over_clients_with_examples() -> None:
         {
             "mean": losses.mean(),
             "deviation": losses.std(),
+            "variance": losses.var(),
             "median": np.median(losses),
+            **{f"p{p}": np.percentile(losses, p) for p in (10, 25, 75, 90)},
             "lowest": ordered[:2].mean(),
             "highest": ordered[-2:].mean(),
+            "jain": losses.sum() ** 2 / (20 * (losses**2).sum()),
         }
     )
+    chosen = spread(iter(clients), percentiles=[2.5])["loss"]
+    assert chosen["p2.5"] == pytest.approx(np.percentile(losses, 2.5))
+    assert "p10" not in chosen
     assert spread(clients[:3], share=0.01)["loss"]["highest"] == max(losses[:3])
+    alone = [{"a": value, "num_examples": 1} for value in (0.0, 0.0, 3.0, 0.0)]
+    assert spread(alone)["a"]["jain"] == 0.25
+    assert spread(alone)["num_examples"]["jain"] == 1.0
+    assert np.isnan(spread(alone[:2])["a"]["jain"])
     vectors = [{"f1": np.array([0.0, n]), "num_examples": 1} for n in range(1, 4)]
     assert spread(vectors)["f1/1"]["median"] == 2.0
+
+
+def test_run_records_the_spread_over_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fed_eval, "_CLIENTS_AT_ONCE", 2)
+    _, model = build_linear(3, 0)
+    training = build_fed_avg(model, keras.optimizers.SGD(0.1))
+    sizes = (3, 5, 4, 6, 2)
+    data = {f"client {size}": cut(*make_examples(size), [size]) for size in sizes}
+    evaluation = build_client_eval(model, training)
+
+    result = run(
+        training, data, num_rounds=2, evaluate=evaluation, validation_data=data
+    )
+
+    by_client = evaluation.next(result.state, list(data.values()))
+    losses = [metrics["loss"] for metrics in by_client]
+    history = result.history
+    assert history.values("loss/variance")[-1] == pytest.approx(np.var(losses))
+    assert history.values("accuracy/p90")[-1] == spread(by_client)["accuracy"]["p90"]
+    tuned = build_client_eval(model, training, fine_tuning="sgd")
+    with pytest.raises(errors.ConfigError, match="a state and one data set of each"):
+        run(training, data, num_rounds=1, evaluate=tuned, validation_data=data)
 
 
 def test_what_has_no_evaluation_or_spread_is_refused() -> None:
@@ -204,7 +240,9 @@ def test_what_has_no_evaluation_or_spread_is_refused() -> None:
             (lambda share=share: spread([one], share=share), "`share` above 0")
             for share in (0, 1.5, float("nan"))
         ),
+        (lambda: spread([one], percentiles=[101]), "`percentiles` from 0 to 100"),
         (lambda: spread([one | {"num_examples": 0}]), "clients with examples"),
+        (lambda: spread(iter([])), "found 0 clients"),
     ]
 
     for call, match in calls:

@@ -104,8 +104,8 @@ def test_server_adam_equals_keras_adam(
 
     for weight, variable in zip(state.weights.trainable, variables, strict=True):
         np.testing.assert_allclose(weight, variable.numpy(), rtol=1e-5)
-    assert state.optimizer[0] == 3
-    assert len(state.optimizer) == 6
+    assert state.server[0] == 3
+    assert len(state.server) == 6
 
 
 def test_client_optimizer_starts_afresh_in_each_round(
@@ -153,7 +153,7 @@ def label(batches: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     "build", [build_fed_avg, pytest.param(build_fed_sgd, marks=pytest.mark.slow)]
 )
-def test_statistics_of_batch_normalisation_are_averaged(
+def test_statistics_of_batch_normalization_are_averaged(
     make_batches: BatchMaker, build: Callable[..., LearningProcess]
 ) -> None:
     layers = [keras.layers.BatchNormalization(momentum=0.9), keras.layers.Dense(2)]

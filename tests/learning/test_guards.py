@@ -1,3 +1,5 @@
+# pyright: reportUnknownLambdaType=false
+
 from collections.abc import Callable
 from typing import Any
 
@@ -5,18 +7,25 @@ import federated_language as fl
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ray_fed
 import ray_fed.errors as errors
+import ray_fed.tensorflow.lowering.variables as variables
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.learning import (
     Guards,
     LearningProcess,
     Model,
+    ServerView,
     aggregators,
     build_fed_avg,
+    build_process,
     build_scaffold,
 )
+from ray_fed.learning.aggregators.aggregator import WithSum
+from ray_fed.observability.events import WorkUnshaped
+from tests.fixtures import Seen
 
 BatchMaker = Callable[..., list[Any]]
 
@@ -31,14 +40,183 @@ def clients(make_batches: BatchMaker) -> list[list[Any]]:
     return clients
 
 
-def test_client_whose_update_is_not_finite_ends_the_round_by_name(
-    averaging: LearningProcess, clients: list[Any]
-) -> None:
+WAYS: dict[str, dict[str, Any]] = {
+    "a kernel": {"kernels": {"jit": "off"}},
+    "pieces of leaves": {"kernels": {"jit": "off", "call_s": 1e-9}},
+    "XLA": {"kernels": {"jit": "on"}},
+    "XLA, pieces of leaves": {"kernels": {"jit": "on", "call_s": 1e-9}},
+    "two at once": {"kernels": {"jit": "off", "vectorized_clients": 2}},
+    "the interpreter": {"kernels": {"enabled": False}},
+}
 
-    with pytest.raises(errors.ComputationError, match="finite update") as caught:
-        averaging.next(averaging.initialize(), clients)
-    assert caught.value.location is not None
-    assert caught.value.location.client_index == 1
+
+@pytest.fixture(scope="module", params=["error", "leave_out"])
+def telling(request: pytest.FixtureRequest, linear_model: Model) -> LearningProcess:
+    """A mean of updates whose first number and weight are the clients' first data."""
+
+    def client(server: ServerView, batches: Any) -> Any:
+        sums = batches.reduce(
+            tf.zeros([3]), lambda s, batch: s + tf.reduce_sum(batch["x"], 0)
+        )
+        delta = linear_model.delta(server.weights, server.weights)
+        delta = tf.nest.map_structure(lambda t: t + sums[0], delta)
+        return delta, sums[1], linear_model.evaluate(server.weights, batches)
+
+    return build_process(
+        linear_model,
+        client=client,
+        server=keras.optimizers.SGD(1.0),
+        guards=Guards(non_finite=request.param),
+    )
+
+
+def tell(*rows: tuple[float, float, float]) -> list[Any]:
+    """Return clients of one row, which is an update, its weight and a feature more."""
+    y = np.zeros((1, 1), np.float32)
+    return [[{"x": np.array([row], np.float32), "y": y}] for row in rows]
+
+
+NAN, INF = float("nan"), float("inf")
+FINE = tell((1, 1, 0), (2, 3, 0), (0.5, 2, 0), (3, 1, 0))
+
+
+def build_context(build: Any, **settings: Any) -> ExecutionContext:
+    """Return a context whose leaves are of four clients."""
+    return build(**{"workers": 1, "clients_per_leaf": 4} | settings)
+
+
+def run_round(
+    process: LearningProcess, clients: list[Any], context: ExecutionContext
+) -> tuple[list[Any], Any]:
+    """Return the flat weights, and the metrics, after a round."""
+    context.subscribe(events := Seen())
+    state = context.invoke(process.initialize, None)
+    state, metrics = context.invoke(process.next, (state, clients))
+    assert not [e for e in events if isinstance(e, WorkUnshaped)]
+    return keras.tree.flatten(state.weights.trainable), metrics
+
+
+@pytest.mark.parametrize("telling", ["error"], indirect=True)
+@pytest.mark.parametrize("way", WAYS)
+def test_first_broken_client_is_named_alike(
+    telling: LearningProcess, way: str, local_contexts: Any
+) -> None:
+    context = build_context(local_contexts, **WAYS[way])
+
+    for broken in (
+        tell((1, 1, 0), (NAN, 0, 0)),
+        tell((1, 1, 0), (1, NAN, 0)),
+        tell((1, 1, 0), (INF, 1, 0), (-INF, 1, 0)),
+    ):
+        with pytest.raises(errors.ComputationError) as caught:
+            run_round(telling, [*FINE, *broken], context)
+
+        assert caught.value.message.startswith("Expected a finite update of the client")
+        assert caught.value.location is not None
+        assert caught.value.location.client_index == 5
+
+
+@pytest.mark.parametrize("telling", ["error"], indirect=True)
+def test_error_on_ray_is_that_of_threads(
+    telling: LearningProcess, local_contexts: Any, ray_contexts: Any
+) -> None:
+    clients = [*FINE, *tell((1, 1, 0), (NAN, 1, 0))]
+    told: list[Any] = []
+
+    for build in (local_contexts, ray_contexts):
+        with pytest.raises(errors.ComputationError) as caught:
+            run_round(telling, clients, build_context(build))
+        location = caught.value.location
+        told.append((caught.value.message, location and location.client_index))
+
+    assert told[0] == told[1]
+    assert told[0][1] == 5
+
+
+@pytest.mark.parametrize("telling", ["leave_out"], indirect=True)
+def test_broken_clients_are_left_out_alike(
+    telling: LearningProcess, local_contexts: Any
+) -> None:
+    broken = tell((1, 1, 0), (NAN, 0, 0), (2, 2, 0), (1, INF, 0), (5, 1, 0))
+    whole, _ = run_round(telling, [*FINE, *broken[::2]], build_context(local_contexts))
+
+    bits: dict[str, list[bytes]] = {}
+    for way, settings in WAYS.items():
+        context = build_context(local_contexts, **settings)
+        weights, metrics = run_round(telling, [*FINE, *broken], context)
+
+        assert (metrics["left_out"], metrics["num_examples"]) == (2, 7)
+        assert np.isfinite(metrics["loss"])
+        report = context.last_report
+        assert report is not None
+        assert report.no_kernel == ()
+        for found, wanted in zip(weights, whole, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        bits[way] = [np.asarray(tensor).tobytes() for tensor in weights]
+
+    for way, equal_to in [
+        ("pieces of leaves", "a kernel"),
+        ("the interpreter", "a kernel"),
+        ("XLA, pieces of leaves", "XLA"),
+    ]:
+        assert bits[way] == bits[equal_to]
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "is_left_out"),
+    [
+        (None, True),
+        (aggregators.with_sum(), True),
+        (aggregators.clipped(1.0), False),
+        (aggregators.mean(weighted=False), False),
+    ],
+    ids=["mean", "sums beside it", "clipped", "unweighted"],
+)
+def test_graph_leaves_the_guard_out_where_sums_show_what_is_broken(
+    linear_model: Model,
+    make_batches: BatchMaker,
+    local_contexts: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    aggregator: Any,
+    is_left_out: bool,
+) -> None:
+    trusted: list[bool] = []
+    trust_sums = variables.trust_sums
+    monkeypatch.setattr(
+        variables, "trust_sums", lambda graph: trusted.append(trust_sums(graph))
+    )
+
+    def client(server: ServerView, batches: Any) -> Any:
+        totals = linear_model.evaluate(server.weights, batches)
+        delta = linear_model.delta(server.weights, server.weights)
+        is_pair = isinstance(aggregator, WithSum)
+        return (delta, tf.constant(1.0)) if is_pair else delta, tf.constant(1.0), totals
+
+    process = build_process(
+        linear_model,
+        client=client,
+        server=lambda weights, state, _: (weights, state),
+        aggregator=aggregator,
+    )
+    context = local_contexts(workers=1)
+    state = context.invoke(process.initialize, None)
+    context.invoke(process.next, (state, [make_batches([3], 0)]))
+
+    assert any(trusted) == is_left_out
+
+
+@pytest.mark.parametrize("way", ["a kernel", "XLA", "the interpreter"])
+def test_sums_that_overflow_break_no_client(
+    telling: LearningProcess, way: str, local_contexts: Any
+) -> None:
+    context = build_context(local_contexts, **WAYS[way])
+
+    (_, bias), metrics = run_round(telling, tell((1, 1, 1e38)), context)
+
+    assert np.isinf(metrics["loss"])
+    np.testing.assert_array_equal(bias, [1.5])
+    with pytest.raises(errors.ComputationError, match="finite weights after"):
+        run_round(telling, tell((1e38, 1, 0)) * 4, context)
 
 
 @pytest.mark.slow
@@ -57,28 +235,6 @@ def test_client_that_may_be_dropped_is_named_in_the_report(
     assert list(context.last_report.dropped_clients) == [1]
     assert metrics["num_examples"] == 6
     assert all(np.isfinite(w).all() for w in state.weights.trainable)
-
-
-def test_client_left_out_counts_nothing_but_in_its_metric(
-    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
-) -> None:
-    process = build_fed_avg(
-        linear_model, OPTIMIZER, guards=Guards(non_finite="leave_out")
-    )
-    state = process.initialize()
-
-    with_it, metrics = process.next(state, clients)
-    without, _ = process.next(state, [clients[0], clients[2]])
-
-    assert metrics["left_out"] == 1
-    assert metrics["num_examples"] == 6
-    assert np.isfinite(metrics["loss"])
-    for one, other in zip(
-        with_it.weights.trainable, without.weights.trainable, strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-    assert thread_context.last_report is not None
-    assert thread_context.last_report.no_kernel == ()
 
 
 @pytest.mark.slow
@@ -116,7 +272,7 @@ def test_round_without_clients_or_examples_takes_no_step(
         after, metrics = skips.next(state, nothing)
 
         np.testing.assert_equal(state.weights.trainable, after.weights.trainable)
-        np.testing.assert_equal(state.optimizer, after.optimizer)
+        np.testing.assert_equal(state.server, after.server)
         assert after.round_index == 2
         assert metrics["num_examples"] == 0
         assert np.isnan(metrics["loss"])
@@ -131,16 +287,6 @@ def test_round_without_clients_or_examples_is_an_error_where_asked(
     for nothing in ([], [[], []]):
         with pytest.raises(errors.ComputationError, match="a round with examples"):
             process.next(process.initialize(), nothing)
-
-
-def test_finite_updates_whose_sum_is_not_end_the_round(linear_model: Model) -> None:
-    process = build_fed_avg(linear_model, keras.optimizers.SGD(1.0))
-    batch: Any = linear_model.batch_type
-    x = np.zeros((2, batch["x"].shape[1]), np.float32)
-    y = np.full((2, 1), 1e38, np.float32)
-
-    with pytest.raises(errors.ComputationError, match="finite weights after"):
-        process.next(process.initialize(), [[{"x": x, "y": y}]] * 4)
 
 
 def test_other_choices_are_refused() -> None:

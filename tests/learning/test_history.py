@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import pickle
 import re
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -11,10 +12,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning import EarlyStopping, History, RoundRecord
-from ray_fed.learning.history import from_json, read_metrics, to_json
+from ray_fed.learning import EarlyStopping, History, Model, RoundRecord
+from ray_fed.learning.callbacks import ModelCheckpoint
+from ray_fed.learning.history import (
+    from_json,
+    read_evaluation,
+    read_metrics,
+    to_json,
+)
 from tests.learning.test_callbacks import RECORDS
 
 HISTORY = History(RECORDS, evaluates=True)
@@ -107,6 +115,56 @@ def test_notebook_shows_a_table_of_the_last_rounds() -> None:
     assert (row["MB sent"], row["training.<wbr>a&lt;b"]) == ("2.500", "29,000")
 
 
+class CountedMetrics(dict[str, float]):
+    """Metrics that count how often they are read."""
+
+    num_reads = 0
+
+    @override
+    def items(self) -> Any:
+        CountedMetrics.num_reads += 1
+        return super().items()
+
+
+@pytest.mark.parametrize("metric", ["loss", "training.loss"])
+def test_what_follows_a_round_reads_that_round_alone(
+    tmp_path: pathlib.Path, linear_model: Model, metric: str
+) -> None:
+    losses = [3.0, float("nan"), 1.0, 2.0, 0.5, 0.7, 0.6, 0.8]
+    stop = EarlyStopping(metric, patience=3)
+    best = ModelCheckpoint(tmp_path / "best.keras", linear_model, metric)
+    history = History()
+    best.on_start(history)
+    stops, saves, reads = [], [], []
+    for index, loss in enumerate(losses):
+        record = RoundRecord(index, (0,), CountedMetrics(loss=loss), None, 0.5)
+        history = history.with_round(record)
+        CountedMetrics.num_reads = 0
+        best.on_round(record)
+        stops.append(stop(history))
+        saves.append(best.needs_state(record))
+        reads.append(CountedMetrics.num_reads)
+
+    assert saves == [True, False, True, False, True, False, False, False]
+    assert stops == [False] * 7 + [True]
+    assert [stop(history[:size]) for size in (8, 6, 7)] == [True, False, False]
+    assert max(reads) <= 2  # by each of them
+    assert pickle.loads(pickle.dumps(stop))(history)
+
+
+def test_histories_that_part_keep_their_own_rounds() -> None:
+    first, second = (History(RECORDS[:2]), History(RECORDS[:2]))
+    longer = first.with_round(RECORDS[2])
+    other = first.with_round(RECORDS[3])
+
+    assert (list(first), list(longer)) == (RECORDS[:2], RECORDS[:3])
+    assert list(other) == [*RECORDS[:2], RECORDS[3]]
+    assert first == second
+    assert (longer[-1], longer[::-1][0], len(first)) == (RECORDS[2], RECORDS[2], 2)
+    with pytest.raises(IndexError):
+        first[2]
+
+
 def test_metrics_come_back_from_json_as_they_were() -> None:
     metrics = {
         "float": np.float32(0.1),
@@ -121,7 +179,7 @@ def test_metrics_come_back_from_json_as_they_were() -> None:
     }
     before = RoundRecord(3, (1, 2), metrics, None, 0.25, 1, (2,), 10, 20)
 
-    (after,) = from_json(b"[" + to_json(before) + b"]", "a run")
+    (after,) = from_json([to_json(before)])
 
     assert repr(after) == repr(before)
     assert after == before
@@ -142,7 +200,7 @@ def test_metrics_are_read_as_they_come_back_from_json() -> None:
     metrics = read_metrics(found, "training")
 
     before = RoundRecord(0, (), metrics, None, 0.1)
-    (after,) = from_json(b"[" + to_json(before) + b"]", "a run")
+    (after,) = from_json([to_json(before)])
     assert repr(after.training) == repr(metrics)
     assert type(metrics["loss"]) is dict
     assert metrics["loss"]["number"] == np.float32(0.5)
@@ -176,6 +234,16 @@ def test_history_of_other_metrics_is_another(metrics: dict[str, Any]) -> None:
 def test_metric_that_cannot_be_kept_is_told(value: Any) -> None:
     with pytest.raises(errors.ValueMismatchError, match=r"`training\.model`"):
         read_metrics({"model": value}, "training")
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"f1": [0.5, 0.7], "f1/0": 0.1}, {"a": {"b": 1}, "a/b": 2}, {1: 0.5, "1": 0.7}],
+    ids=repr,
+)
+def test_numbers_of_one_name_are_refused(metrics: Any) -> None:
+    with pytest.raises(errors.ValueMismatchError, match="name"):
+        read_evaluation(metrics)
 
 
 def test_array_of_one_number_is_a_number() -> None:

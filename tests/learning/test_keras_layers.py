@@ -2,14 +2,18 @@
 
 # pyright: reportUnknownLambdaType=false
 
+import functools
 import inspect
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import federated_language as fl
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -569,3 +573,88 @@ def test_layers_that_write_weights_are_refused_where_weights_are_fixed(
 
     with pytest.raises(errors.ValueMismatchError, match="SpectralNormalization"):
         build(model, "sgd")
+
+
+class Keeping(Scaling):
+    """Computes with anything, and has a config that lacks it."""
+
+    def __init__(self, setting: Any = (1.0, 1.0), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._setting = setting
+
+    @override
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.bias
+
+
+def scale_by(factor: float) -> Any:
+    return lambda x: x * factor
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        [1.0, 2.0], (1.0, 2.0), np.ones(3), tf.zeros(2), {"a": 2}, {"a": [{1, 2}]}, {3},
+        shifted, scale_by(2.0), functools.partial(scale_by, 3.0), b"text", 2 + 1j,
+        keras.initializers.Constant(2.0), fl.TensorType(np.int32),
+    ],
+    ids=lambda setting: type(setting).__name__,
+)  # fmt: skip
+def test_settings_that_a_config_lacks_are_refused(setting: Any) -> None:
+    keras_model = build_stack(Keeping(setting))
+    model = learning.Model.from_keras(keras_model, loss="mse")
+
+    with pytest.raises(errors.ValueMismatchError, match=r"`_setting` of `\(1\.0, 1\.0"):
+        model.to_keras(model.initial_weights())
+
+
+class Saying(Keeping):
+    """Has a config with its setting, as Keras reads it back."""
+
+    @override
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, "setting": self._setting}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        [1.0, (2, "a")], np.float32(1.5), 1, math.nan, {"a": np.arange(3)}, shifted,
+        scale_by(2.0), None, keras.initializers.Constant(2.0),
+    ],
+    ids=lambda setting: type(setting).__name__,
+)  # fmt: skip
+def test_settings_of_a_config_are_given_back(setting: Any) -> None:
+    keras_model = build_stack(Saying(setting))
+    model = learning.Model.from_keras(keras_model, loss="mse")
+
+    given_back = model.to_keras(model.initial_weights())
+
+    expected = predict(keras_model, VECTORS)
+    np.testing.assert_array_equal(predict(given_back, VECTORS), expected)
+
+
+def test_speech_models_train_by_ctc() -> None:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        return keras.Sequential([keras.Input((5, 4)), K.Dense(4)])
+
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4, 5, 4)).astype(np.float32)
+    y = generator.integers(1, 4, (4, 2)).astype(np.int32)
+    loss: Any = keras.losses.CTC()
+    keras_model: Any = build()
+    label_type = fl.TensorType(np.int32, [None, 2])
+    model = learning.Model.from_keras(build(), loss=loss, label_type=label_type)
+    process = learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
+
+    state, _ = process.next(process.initialize(), [[{"x": x, "y": y}]])
+
+    with tf.GradientTape() as tape:
+        value = loss(y, keras_model(x))
+    variables = [variable.value for variable in keras_model.trainable_variables]
+    gradients: Any = tape.gradient(value, variables)
+    for weight, before, gradient in zip(
+        state.weights.trainable, variables, gradients, strict=True
+    ):
+        np.testing.assert_allclose(weight, before - 0.1 * gradient, atol=1e-6)

@@ -250,6 +250,8 @@ def apply_steps(
     @tf.function(autograph=False)
     def run() -> Any:
         stamped.start([tf.constant(weight) for weight in initial])
+        if spec.rate:
+            stamped.assign_rate(spec.rate.value)
         for step in steps:
             stamped.apply([to_gradient(g, stamped) for g in step])
         return stamped.finish()

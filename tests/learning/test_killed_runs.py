@@ -111,17 +111,23 @@ def test_run_on_ray_survives_kills_of_program_ray_and_folder(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)]
+)
 def test_signal_saves_and_leaves(
-    tmp_path: pathlib.Path, whole: tuple[str, pathlib.Path]
+    tmp_path: pathlib.Path,
+    whole: tuple[str, pathlib.Path],
+    number: signal.Signals,
+    code: int,
 ) -> None:
     with start("local", tmp_path / "told", pause_s=0.2) as script:
         wait_for(script, "round 4\n")
-        script.send_signal(signal.SIGTERM)
+        script.send_signal(number)
         assert script.stdout is not None
-        *_, last = script.stdout.read().splitlines()
+        *_, last = ["round 4", *script.stdout.read().splitlines()]
 
-    reason, rounds, _ = last.split()
-    assert (script.returncode, reason) == (0, "interrupted")
+    assert script.returncode == code
+    rounds = int(last.removeprefix("round ")) + 1
     saved = list((tmp_path / "told" / "states").glob("round_*.zip"))
     assert f"round_{rounds}.zip" in [path.name for path in saved]
     assert finish("local", tmp_path / "told") == whole[0]

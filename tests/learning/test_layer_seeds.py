@@ -145,7 +145,7 @@ def masks_of(model: Model) -> dict[tuple[Any, ...], Any]:
             add(name, "training", number, after.weights.trainable)
             if name == "mime_lite":
                 shape = (UNITS, COLUMNS)
-                moments = [v for v in after.optimizer if np.shape(v) == shape]
+                moments = [v for v in after.server if np.shape(v) == shape]
                 add(name, "gradient", number, moments)
     return masks
 
@@ -408,3 +408,36 @@ def test_evaluation_draws_for_each_client_where_layers_draw_in_it(
 
     assert distinct == {"none": [1, 1], "global": [3, 2], "own": [3, 2]}
     assert len(set(np.asarray(keras.random.normal((3,))))) == 3  # Keras' own, as ever
+
+
+def test_a_loop_by_hand_draws_for_each_client_round_and_batch(
+    thread_context: ExecutionContext,
+) -> None:
+    model, _ = shows([keras.layers.Dropout(0.5, seed=1)], UNITS, COLUMNS)
+
+    def client(server: Any, batches: Any) -> Any:
+        def step(carried: Any, batch: Any) -> Any:
+            # The seeds of `passed.weights` are left behind.
+            gradients, passed = model.differentiate(server.weights, batch, carried[1])
+            return carried[0] - gradients[0], passed.totals
+
+        kernel = server.weights.trainable[0]
+        kernel, totals = batches.reduce((kernel, model.totals.zero()), step)
+        moved = server.weights._replace(trainable=(kernel,))
+        return model.delta(server.weights, moved), 1.0, totals
+
+    process = learning.build_process(
+        model, client=client, server=keras.optimizers.SGD(1.0)
+    )
+    thread_context.resume_at(0)
+    state = process.initialize()
+
+    kernels = [invoke(process, state).weights.trainable[0] for _ in range(2)]
+
+    masks = {
+        mask.tobytes() for kernel in kernels for mask in bits_of(kernel, 1).values()
+    }
+    assert len(masks) == 2 * COLUMNS
+    report = thread_context.last_report
+    assert report is not None
+    assert (report.no_kernel, report.unkeyed_ops) == ((), ())

@@ -5,10 +5,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning import Model, build_fed_avg
+from ray_fed import tensorflow as rtf
+from ray_fed.learning import Model, ModelWeights, build_fed_avg
 
 
 def build_keras_model() -> keras.Model:
@@ -37,7 +39,28 @@ def test_types_follow_the_keras_model() -> None:
         "float32[3]>,non_trainable=<float32[5],float32[5],int64[2]>>"
     )
     assert model.statistics_indices == (0, 1)
-    assert model.seed_indices == (2,)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_compiled_model_brings_loss_metrics_and_optimizer() -> None:
+    keras_model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(errors.ValueMismatchError, match="neither: pass the loss, or"):
+        Model.from_keras(keras_model)
+    with pytest.raises(errors.ValueMismatchError, match="for the clients, found none"):
+        build_fed_avg(Model.from_keras(keras_model, loss="mse"))
+    keras_model.compile(keras.optimizers.SGD(0.25), "mse", metrics=["mae"])
+
+    compiled = build_fed_avg(Model.from_keras(keras_model))
+
+    model = Model.from_keras(keras_model, loss="mse", metrics=["mae"])
+    said = build_fed_avg(model, keras.optimizers.SGD(0.25))
+    assert rtf.identify_computation(compiled.next) == rtf.identify_computation(
+        said.next
+    )
+    assert compiled.facts == said.facts
+    keras_model.compile("sgd", "mse", loss_weights=[2.0])
+    with pytest.raises(errors.ValueMismatchError, match="without `loss_weights`"):
+        Model.from_keras(keras_model)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -79,7 +102,7 @@ def test_a_loss_of_the_users_that_raises_is_told_by_its_line(function: Any) -> N
         build_fed_avg(model, "sgd")
 
     message = str(caught.value)
-    assert f"At test_models.py:{line}, in `{function.__name__}`. Mend" in message
+    assert f"At test_models.py:{line}, in `{function.__name__}`. Fix" in message
     assert f"that `{function.__name__[1:]}` raises" in message
     assert "label_type" not in message
 
@@ -146,3 +169,36 @@ def test_models_that_clients_cannot_train_as_keras_does_are_refused(
 
     with pytest.raises(errors.ValueMismatchError, match=message):
         build_model(keras_model)
+
+
+def test_differentiate_returns_a_dense_gradient_for_each_weight() -> None:
+    words = keras.Input((2,), dtype="int32")
+    embedded = keras.layers.Embedding(5, 3, embeddings_initializer="ones")(words)
+    scale = keras.layers.Dense(1, kernel_initializer="ones")
+    unused: Any = keras.layers.Dense(1)(embedded)
+    outputs = scale(keras.layers.Flatten()(embedded))
+    keras_model = keras.Model(words, outputs + keras.ops.stop_gradient(unused[:, 0]))
+    model = Model.from_keras(keras_model, loss="mse")
+
+    @rtf.computation(model.batch_type)
+    def differentiate(batch: Any) -> Any:
+        weights = model.initial_weights()
+        weights = ModelWeights(*(tuple(map(tf.constant, part)) for part in weights))
+        return model.differentiate(weights, batch, model.totals.zero())[0]
+
+    batch = {"x": np.array([[1, 3]], np.int32), "y": np.zeros(1, np.float32)}
+    gradients = differentiate(batch)
+
+    shapes = [v.shape for v in keras_model.trainable_variables]
+    assert [gradient.shape for gradient in gradients] == shapes
+    by_shape = {gradient.shape: gradient for gradient in gradients}
+    assert np.array_equal(np.unique(np.nonzero(by_shape[5, 3])[0]), [1, 3])
+    assert not by_shape[3, 1].any()
+
+
+def test_initial_weights_are_constants_of_computations() -> None:
+    model = build_model(build_keras_model())
+
+    copied = rtf.computation(lambda: tuple(model.initial_weights().trainable))()
+
+    assert all(map(np.array_equal, copied, model.initial_weights().trainable))

@@ -91,10 +91,10 @@ def test_images_have_moments_for_each_channel() -> None:
     alone = ClientData.from_values(IMAGES, fl.SequenceType(image))
     pairs = {i: [{"x": x, "y": 0} for x in images] for i, images in IMAGES.items()}
     element = fl.StructWithPythonType([("x", image), ("y", np.int32)], dict)
-    labelled = ClientData.from_values(pairs, fl.SequenceType(element))
+    labeled = ClientData.from_values(pairs, fl.SequenceType(element))
     pooled = np.concatenate(list(IMAGES.values()))
 
-    for data in (alone, alone.batch(3), labelled, labelled.batch(3)):
+    for data in (alone, alone.batch(3), labeled, labeled.batch(3)):
         assert_adapted(moments_of(data), pooled, -1)
 
 

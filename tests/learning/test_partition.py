@@ -18,7 +18,7 @@ BUILDERS: dict[str, Callable[[int], Sequence[Any]]] = {
     "dirichlet": lambda seed: partition.dirichlet(LABELS, 9, 0.5, seed=seed),
     "shards": lambda seed: partition.shards(LABELS, 9, 2, seed=seed),
     "log_normal": lambda seed: partition.log_normal(600, 9, 1.5, seed=seed),
-    "split_by_label": lambda seed: split_by_label(LABELS, 9, 0.5, seed),
+    "split_by_label": lambda seed: split_by_label(LABELS, 9, 0.5, seed=seed),
 }
 
 
@@ -47,7 +47,7 @@ def test_split_by_label_gives_each_example_to_one_client(
 ) -> None:
     num_clients = data.draw(st.integers(1, len(labels)))
 
-    parts = split_by_label(np.array(labels), num_clients, alpha, seed)
+    parts = split_by_label(np.array(labels), num_clients, alpha, seed=seed)
 
     sizes = [len(part) for part in parts]
     assert len(parts) == num_clients
@@ -67,8 +67,8 @@ def test_alpha_says_how_alike_clients_are() -> None:
     assert num_labels(few) < 3.5
     assert num_labels(many) == 6
     assert np.std([len(part) for part in many]) < 5
-    assert num_labels(split_by_label(LABELS, 10, 0.05, 0)) < 4
-    assert num_labels(split_by_label(LABELS, 10, 1e4, 0)) > 5.7  # the last get the rest
+    assert num_labels(split_by_label(LABELS, 10, 0.05)) < 4
+    assert num_labels(split_by_label(LABELS, 10, 1e4)) > 5.7  # the last get the rest
 
 
 def test_shards_are_of_few_labels_and_one_size() -> None:
@@ -119,9 +119,9 @@ def test_a_partition_is_drawn(tmp_path: pathlib.Path) -> None:
         (lambda: partition.natural(np.array([1.0, np.nan])), "none missing"),
         (lambda: partition.log_normal(5, 3, -1.0), "`sigma` above 0"),
         (lambda: partition.log_normal(5, 3, 1.0, seed=-1), "`seed`"),
-        (lambda: split_by_label(np.zeros(3), 4, 1.0, 0), "from 1 to 3"),
-        (lambda: split_by_label(np.zeros(3), 0, 1.0, 0), "from 1 to 3"),
-        (lambda: split_by_label(np.zeros(3), 2, 0.0, 0), "`alpha` above 0"),
+        (lambda: split_by_label(np.zeros(3), 4, 1.0), "from 1 to 3"),
+        (lambda: split_by_label(np.zeros(3), 0, 1.0), "from 1 to 3"),
+        (lambda: split_by_label(np.zeros(3), 2, 0.0), "`alpha` above 0"),
     ],
 )
 def test_impossible_partitions_are_refused(build: Any, message: str) -> None:

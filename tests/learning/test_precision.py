@@ -69,7 +69,7 @@ def test_many_examples_move_weights_as_far_as_few(policy: str, name: str) -> Non
     # By hand: the gradient is 2 (0 - 0.5), the rate 0.25.
     assert float(state.weights.trainable[0][0, 0]) == pytest.approx(0.25, abs=1e-6)
     if name == "scaffold":  # the mean of what clients keep
-        assert float(state.optimizer[0][0, 0]) == pytest.approx(-1, abs=0.01)
+        assert float(state.server[0][0][0, 0]) == pytest.approx(-1, abs=0.01)
     assert metrics["num_examples"] == NUM_CLIENTS * ROWS
     assert metrics["loss"] == pytest.approx(0.25, abs=1e-3)
 

@@ -4,6 +4,7 @@ import pathlib
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 import ray_fed.errors as errors
@@ -52,6 +53,19 @@ def test_epsilon_is_a_column_that_a_resume_goes_on_with(
         resumed.state.weights.trainable, whole.state.weights.trainable, strict=True
     ):
         assert one.tobytes() == other.tobytes()
+
+
+def test_runs_without_noise_record_an_infinite_epsilon(
+    clients: list[Any], linear_model: Model, tmp_path: pathlib.Path
+) -> None:
+    noiseless = aggregators.dp_mean(0.5, 0.0, 4, NUM_CLIENTS, 1e-5)
+    optimizer = keras.optimizers.SGD(0.05)
+    process = learning.build_fed_avg(linear_model, optimizer, aggregator=noiseless)
+
+    learning.run(process, clients, num_rounds=1, storage_path=tmp_path)
+    resumed = learning.run(process, clients, num_rounds=2, storage_path=tmp_path)
+
+    assert resumed.history.values("epsilon") == [np.inf, np.inf]
 
 
 def test_size_of_cohorts_with_noise_is_refused(

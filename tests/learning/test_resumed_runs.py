@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -14,6 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed
 import ray_fed.errors as errors
@@ -29,6 +33,7 @@ from ray_fed.learning import (
     build_fed_eval,
     run,
 )
+from ray_fed.learning.checkpoints import FolderLock
 from ray_fed.program import FileProgramStateManager
 from tests.learning.counting import CLIENTS, Tally, build_counter, build_tally
 
@@ -195,7 +200,8 @@ def test_so_many_states_are_kept(
     )
 
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {*(f"round_{rounds}.zip" for rounds in kept), "run_0.zip"}
+    states = {f"round_{rounds}.zip" for rounds in kept}
+    assert names == {*states, "run_0.zip", "history_0.log"}
 
 
 def test_each_round_is_saved_where_that_is_asked_for(tmp_path: pathlib.Path) -> None:
@@ -231,6 +237,104 @@ def test_checkpoint_cut_anywhere_costs_its_rounds_only(
         assert found.history.values("loss") == whole.history.values("loss")
 
 
+@pytest.mark.parametrize("cut", range(8))
+def test_damaged_record_costs_the_rounds_after_it_or_is_told(
+    tmp_path: pathlib.Path, cut: int
+) -> None:
+    arguments: dict[str, Any] = {"storage_path": tmp_path, "cohort_size": 2}
+    every: Any = {"checkpoint_every": 1, "num_to_keep": 2}
+    whole = run(build_tally(), CLIENTS, num_rounds=4, **arguments, **every)
+    path = tmp_path / "history_0.log"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 4
+    # The file ends in the midst of a record, or one byte of it is another one.
+    record = lines[cut % 4]
+    lines[cut % 4 :] = [record[:20]] if cut < 4 else [record[:9] + b"!" + record[10:]]
+    path.write_bytes(b"".join(lines))
+
+    if cut % 4 < 3:
+        with pytest.raises(errors.SavedStateError, match="records of at least 3 round"):
+            run(build_tally(), CLIENTS, num_rounds=4, **arguments)
+        path.write_bytes(b"")
+        with pytest.raises(errors.SavedStateError, match="none that is whole"):
+            History.load(tmp_path)
+        return
+    assert len(History.load(tmp_path)) == 3
+    found = run(build_tally(), CLIENTS, num_rounds=4, **arguments)
+    assert found.state == whole.state
+    assert found.history.values("loss") == whole.history.values("loss")
+
+
+class Start:
+    """Begins another run with the same arguments after a round."""
+
+    def __init__(self, place: Any, round_index: int) -> None:
+        self._place, self._round_index = place, round_index
+        self.errors: list[BaseException] = []
+
+    def on_round(self, record: RoundRecord) -> None:
+        if record.round_index == self._round_index:
+            try:
+                run_tally(self._place, 2)
+            except errors.StorageError as error:
+                self.errors.append(error)
+
+
+def run_tally(place: Any, num_rounds: int, *callbacks: Any) -> Any:
+    return run(
+        build_tally(),
+        CLIENTS,
+        num_rounds=num_rounds,
+        storage_path=place,
+        checkpoint_every=1,
+        callbacks=callbacks,
+    )
+
+
+def test_second_run_in_a_folder_is_refused(tmp_path: pathlib.Path) -> None:
+    start = Start(tmp_path, 1)
+    whole = run_tally(tmp_path, 4, start)
+
+    (error,) = start.errors
+    assert "Expected to be the only run that saves in" in str(error)
+    assert f"the process {os.getpid()} on" in str(error)
+    assert len(whole.history) == 4
+    assert run_tally(tmp_path, 4).history == whole.history  # the lock ended with it
+
+
+def test_run_elsewhere_ends_once_another_one_began_in_its_place() -> None:
+    place = f"memory://runs/{uuid.uuid4().hex}"
+
+    with pytest.raises(errors.StorageError, match="the only run that saves in"):
+        run_tally(place, 6, Start(place, 3))
+    again = run_tally(place, 6)
+
+    assert again.history.values("loss") == run_tally(None, 6).history.values("loss")
+
+
+def test_folder_of_a_killed_program_is_not_locked(tmp_path: pathlib.Path) -> None:
+    lock = (
+        "import sys; from ray_fed.learning.checkpoints import FolderLock;"
+        "print(FolderLock(sys.argv[1]).take()); sys.stdout.flush(); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", lock, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"True\n"
+        mine = FolderLock(str(tmp_path))
+        assert not mine.take()
+        other.kill()
+        other.wait()
+
+    assert mine.take()
+    assert not FolderLock(str(tmp_path)).take()
+    mine.release()
+
+
 def count_fields(state: Any) -> dict[str, int]:
     return {"fields": len(state)}
 
@@ -259,6 +363,57 @@ def test_resume_with_other_arguments_is_refused(
 
     with pytest.raises(errors.ConfigError, match=told):
         run(build_tally(), num_rounds=2, **arguments | changed)
+
+
+class LazyClients(Sequence[Any]):
+    """Notes the place of each client that is read."""
+
+    def __init__(self, read: set[int]) -> None:
+        self._read = read
+
+    @override
+    def __len__(self) -> int:
+        return 50
+
+    @override
+    def __getitem__(self, index: Any) -> list[str]:
+        if index >= len(self):
+            raise IndexError(index)
+        self._read.add(index)
+        return ["a"]
+
+
+class LazyTable(Mapping[str, Any]):
+    """The same by id."""
+
+    def __init__(self, read: set[int]) -> None:
+        self._clients = LazyClients(read)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(len(self)))
+
+    @override
+    def __getitem__(self, name: str) -> list[str]:
+        return self._clients[int(name)]
+
+
+@pytest.mark.parametrize("kind", [LazyClients, LazyTable])
+def test_only_clients_of_a_cohort_are_read(
+    tmp_path: pathlib.Path, kind: Callable[[set[int]], Any]
+) -> None:
+    read = set[int]()
+    arguments: Any = {"cohort_size": 2, "storage_path": tmp_path}
+
+    first = run(build_tally(), kind(read), num_rounds=2, **arguments)
+    result = run(build_tally(), kind(read), num_rounds=3, **arguments)
+
+    assert first.history == result.history[:2]
+    assert read == {client for record in result.history for client in record.clients}
 
 
 def test_resume_with_half_the_rows_is_refused(
@@ -321,7 +476,7 @@ def test_run_of_a_newer_version_is_told(tmp_path: pathlib.Path) -> None:
         run(build_tally(), CLIENTS, num_rounds=1, storage_path=tmp_path)
 
 
-def test_run_of_an_earlier_version_is_told_and_its_model_taken_over(
+def test_run_of_another_version_is_told_and_its_model_taken_over(
     tmp_path: pathlib.Path,
 ) -> None:
     process, place = build_tally(), str(tmp_path / "former")
@@ -329,14 +484,11 @@ def test_run_of_an_earlier_version_is_told_and_its_model_taken_over(
     note = FileProgramStateManager(place, "run_", 1)
     rounds = FileProgramStateManager(place, "round_")
     asyncio.run(note.save('{"format": 1, "identity": {}, "first_number": 1}', 0))
-    history = b'[{"round_index": 0, "clients": {"tuple": [1]}}]'
-    asyncio.run(rounds.save({"state": reached, "history": history}, 3))
+    asyncio.run(rounds.save({"state": reached}, 3))
     before = {path: path.read_bytes() for path in pathlib.Path(place).iterdir()}
 
     with pytest.raises(errors.StateFormatError, match="found format 1") as told:
         run(process, CLIENTS, num_rounds=5, storage_path=place)
-    with pytest.raises(errors.StateFormatError, match="of an earlier one"):
-        History.load(place)
     # What the error says to do.
     (recipe,) = re.findall(r"`(FileProgramStateManager\(.*?\}\))`", str(told.value))
     saved, version = asyncio.run(eval(recipe))
@@ -373,17 +525,16 @@ def test_state_that_what_is_saved_goes_before_is_told(
 ) -> None:
     options: Any = {"num_rounds": 2, "storage_path": tmp_path}
     first = run(build_tally(), CLIENTS, **options)
-    longer = run(build_tally(), CLIENTS, num_rounds=3).state
+    other = run(build_tally(), [["z"]] * 6, num_rounds=2).state
 
     for state in (build_tally().initialize(), first.state):
         run(build_tally(), CLIENTS, **options, state=state)
     assert not caplog.messages
-    again = run(build_tally(), CLIENTS, **options, state=longer)
+    again = run(build_tally(), CLIENTS, **options, state=other)
 
-    assert again.state == first.state
+    assert again.state == first.state != other
     (told,) = caplog.messages
-    assert "saved, 2 rounds, and not from the `state`" in told
-    assert "which has 3 behind it" in told
+    assert "saved after round 2. The `state`" in told
 
 
 def test_run_with_more_rounds_behind_it_is_returned_with_a_warning(

@@ -1,4 +1,5 @@
 import dataclasses
+import operator
 import pathlib
 import re
 import threading
@@ -191,7 +192,7 @@ def test_early_stopping_waits_for_its_patience() -> None:
         CLIENTS,
         num_rounds=6,
         evaluate=lambda _: {"loss": next(losses)},
-        stop=EarlyStopping("loss", patience=3),
+        callbacks=[EarlyStopping("loss", patience=3)],
     )
 
     assert result.reason == "stopped early"
@@ -393,6 +394,11 @@ def test_a_wrong_input_is_told_with_its_client_and_batch(
         ),
         (pd.DataFrame({"x": [1.0]}), errors.ConfigError, "found a table of"),
         (
+            [{"x": np.zeros(2, "f4"), "y": 1}] * 2,
+            errors.ValueMismatchError,
+            "this is one row, so put .* together in batches",
+        ),
+        (
             (np.zeros((4, 2), "f4"), np.zeros(3, "i4")),
             errors.ValueMismatchError,
             "one number of rows .* found `x` 4, `y` 3",
@@ -400,7 +406,7 @@ def test_a_wrong_input_is_told_with_its_client_and_batch(
     ],
     ids=[
         *("list", "one-hot", "one-hot of int32", "rows of two"),
-        *("ClientData", "table", "pair"),
+        *("ClientData", "table", "rows", "pair"),
     ],
 )
 def test_wrong_validation_data_are_told_before_the_first_round(
@@ -462,8 +468,15 @@ def test_cohorts_are_those_of_a_sampler_of_ones_own(tmp_path: pathlib.Path) -> N
     cohorts = [record.clients for record in resumed.history]
     assert cohorts == [(0, 3), (1, 2), (0, 3)]
     for other in (ByRegion(("south",) * 6), None):
-        with pytest.raises(errors.ConfigError, match="`sampler`, by its text"):
+        with pytest.raises(errors.ConfigError, match="the `sampler`"):
             run(build_tally(), CLIENTS, num_rounds=3, sampler=other, **arguments)
+
+
+def test_records_share_the_integers_of_their_clients() -> None:
+    result = run(build_tally(), [["a"]] * 600, num_rounds=2)
+
+    first, second = (record.clients for record in result.history)
+    assert all(map(operator.is_, first, second))
 
 
 def test_a_sampler_that_cannot_be_compared_is_told(
@@ -491,7 +504,9 @@ def test_samplers_of_programs_are_those_of_runs() -> None:
     assert cohorts == [sampler.sample(index, 6, None) for index in range(4)]
 
 
-@pytest.mark.parametrize("drawn", [[6], [-1], [1, 1], ["anna"]], ids=repr)
+@pytest.mark.parametrize(
+    "drawn", [[6], [-1], [1, 1], ["anna"], [True, False], [1.0], [np.True_]], ids=repr
+)
 def test_sampler_that_draws_no_clients_is_refused(drawn: list[Any]) -> None:
     class Other:
         def sample(self, *_: object) -> list[Any]:
@@ -591,8 +606,19 @@ def test_validation_data_are_evaluated(
     def evaluate(state: Any) -> Any:
         return evaluation.next(state, clients[2:])
 
+    at_clients = ClientData.from_values(clients, classifier.data_type.member)
+    signature = {"x": tf.TensorSpec([None, 2]), "y": tf.TensorSpec([None], tf.int32)}
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter([batch]), output_signature=signature
+    )
     ways: list[dict[str, Any]] = [
         {"evaluate": evaluate},
+        {"validation_data": [at_clients[2]]},
+        {"validation_data": at_clients[2:]},
+        {"validation_data": at_clients[2]},
+        {"validation_data": dataset},
+        {"validation_data": [dataset]},
+        {"validation_data": [at_clients[2], []]},
         {"validation_data": (batch["x"].astype("f8"), batch["y"])},
         {"validation_data": [batch]},
         {"validation_data": {"c": [batch]}, "evaluate": evaluation},
@@ -617,21 +643,52 @@ def test_validation_data_are_evaluated(
             run(plain, clients, num_rounds=1, **cast("Any", arguments))
 
 
+def test_a_pair_is_evaluated_in_batches_as_it_was_passed(
+    process: LearningProcess,
+) -> None:
+    clients = small_clients("f4", "i4")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(70, 2)).astype(np.float32)
+    y = rng.integers(0, 2, 70, np.int32)
+    starts = (0, 32, 64)
+    batches = [{"x": x[s : s + 32].copy(), "y": y[s : s + 32]} for s in starts]
+    read: list[Any] = []
+
+    class Overwrite:
+        def on_round(self, record: RoundRecord) -> None:
+            read.append(record)
+            x[:] = 0
+
+    def evaluations(data: Any) -> list[Any]:
+        result = run(
+            process,
+            clients,
+            num_rounds=2,
+            validation_data=data,
+            callbacks=[Overwrite()],
+        )
+        return [record.evaluation for record in result.history]
+
+    found = evaluations((x, y))
+
+    assert len(read) == 2
+    assert found == evaluations(batches)
+
+
 def test_metrics_of_an_evaluation_are_known_before_the_first_round(
     process: LearningProcess,
 ) -> None:
     clients = small_clients("f4", "i4")
 
     def run_with(monitor: str) -> History:
-        stop = EarlyStopping(monitor, patience=9)
+        stopping = EarlyStopping(monitor, patience=9)
         return run(
             process,
             clients,
             num_rounds=1,
             validation_data=clients,
             evaluate_every=2,
-            stop=stop,
-            callbacks=[told],
+            callbacks=[told, stopping],
         ).history
 
     told = Told()
@@ -673,5 +730,6 @@ def test_history_is_loaded_from_a_path_alone(tmp_path: pathlib.Path) -> None:
     assert loaded.values("a") == [1.5] * 3
     with pytest.raises(errors.ConfigError, match="found none: pass its"):
         History.load(tmp_path / "none")
-    (tmp_path / "run" / "round_3.zip").write_bytes(b"cut")
+    path = tmp_path / "run" / "history_0.log"
+    path.write_bytes(path.read_bytes()[:-1])
     assert len(History.load(tmp_path / "run")) == 2

@@ -48,9 +48,9 @@ def test_rates_are_numbers_of_any_kind(linear_model: Model) -> None:
     scaffold, fed_prox = learning.build_scaffold, learning.build_fed_prox
     for rate in (np.int64(1), np.float32(0.5)):
         given: Any = rate
-        scaffold(linear_model, given, num_clients=3, server_learning_rate=given)
+        scaffold(linear_model, given, num_clients=3)
         fed_prox(linear_model, sgd(), proximal=given)
-    for other in ("0.1", True, None, [0.1]):
+    for other in ("0.1", True, [0.1]):
         given = other
         with pytest.raises(errors.ConfigError, match="above 0 and finite, a number, f"):
             scaffold(linear_model, given, num_clients=3)
@@ -96,7 +96,7 @@ def test_what_is_no_list_of_batches_is_told(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"callbacks": [keras.callbacks.EarlyStopping()]}, "those of Keras are told"),
+        ({"callbacks": [keras.callbacks.EarlyStopping()]}, "callbacks of Keras follow"),
         ({"callbacks": [learning.callbacks.CSV]}, r"of the class, `CSV\(\.\.\.\)`"),
         ({"callbacks": [print]}, r"`types\.SimpleNamespace\(on_round=function\)`"),
         ({"validation_data": (1,)}, "found a tuple of 1"),
@@ -124,6 +124,23 @@ def test_a_result_where_its_state_belongs_is_told(
     ):
         with pytest.raises(errors.ValueMismatchError, match=r"such as `result\.state`"):
             pass_result()
+
+
+def test_swapped_arguments_and_a_forgotten_list_are_told(
+    averaging: Any, make_batches: Any
+) -> None:
+    (batch,) = make_batches([3], 0)
+    state = averaging.initialize()
+
+    with pytest.raises(errors.ValueMismatchError, match=r"as in `next\(state, data\)`"):
+        averaging.next([[batch]] * 3, state)
+    with pytest.raises(errors.ValueMismatchError, match=r"single batch is `\[batch\]`"):
+        averaging.next(state, [batch])
+    for data in ([batch], batch):
+        with pytest.raises(
+            errors.ValueMismatchError, match=r"`\[batch\]` is a client w"
+        ):
+            learning.run(averaging, data, num_rounds=1)
 
 
 def test_clients_of_another_type_are_refused_before_a_folder_is_made(

@@ -44,23 +44,28 @@ def _raised_in(module: str, statement: str) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("module", "statement", "is_defect"),
+    ("module", "statement", "is_final"),
     [
         ("ray_fed.somewhere", "None.missing", True),
         ("ray_fed.somewhere", "assert False", True),
         ("ray_fed.somewhere", "{}['missing']", True),
         ("ray_fed.somewhere", "raise ValueError('refused')", False),
+        (
+            "ray_fed.somewhere",
+            "from ray_fed import errors as e; raise e.ClusterError",
+            True,
+        ),
         ("tensorflow.somewhere", "None.missing", False),
         ("__main__", "{}['missing']", False),
     ],
 )
-def test_defect_is_an_error_that_only_a_line_of_ray_fed_explains(
-    module: str, statement: str, is_defect: bool
+def test_final_errors_are_those_of_ray_fed_s_lines_and_of_the_cluster(
+    module: str, statement: str, is_final: bool
 ) -> None:
     error = _raised_in(module, statement)
 
-    assert diagnostics.is_defect(error) == is_defect
-    if is_defect:  # it is raised instead of noted
+    assert diagnostics.is_final(error) == is_final
+    if is_final:  # it is raised instead of noted
         with pytest.raises(type(error)):
             diagnostics.WorkInterpreted.of("a merge", error)
 
@@ -69,11 +74,11 @@ def test_defect_that_tensorflow_raises_again_is_one() -> None:
     again = _raised_in("tensorflow.somewhere", "raise KeyError('missing')")
     again.__context__ = _raised_in("ray_fed.somewhere", "{}['missing']")
 
-    assert diagnostics.is_defect(again)
+    assert diagnostics.is_final(again)
 
 
 def test_error_that_stands_for_another_one_is_no_defect() -> None:
     refused = _raised_in("ray_fed.somewhere", "raise ValueError('refused')")
     refused.__cause__ = _raised_in("ray_fed.somewhere", "{}['missing']")
 
-    assert not diagnostics.is_defect(refused)
+    assert not diagnostics.is_final(refused)

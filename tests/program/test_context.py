@@ -2,7 +2,9 @@
 
 import asyncio
 import collections
+import copy
 import gc
+import pickle
 import threading
 import time
 import traceback
@@ -48,6 +50,72 @@ def read(structure: Any) -> Any:
 @rtf.computation(np.float32, np.float32)
 def add(x: Any, y: Any) -> Any:
     return x + y
+
+
+@rtf.computation
+def make_vector() -> Any:
+    return tf.range(1, 4)
+
+
+USES: dict[str, Any] = {
+    "vector[0] == 1": True,
+    "vector[0] != 1": False,
+    "(vector == [1, 0, 3]).tolist()": [True, False, True],
+    "(vector < 2).sum()": 1,
+    "(1 + vector * 2 - vector).tolist()": [2, 3, 4],
+    "(vector % 2).tolist()": [1, 0, 1],
+    "(vector + vector).tolist()": [2, 4, 6],
+    "np.sum(vector)": 6,
+    "vector.mean()": 2,
+    "(vector.shape, vector.dtype, vector.ndim)": ((3,), np.dtype(np.int32), 1),
+    "(len(vector), [int(each) for each in vector])": (3, [1, 2, 3]),
+    "vector.numpy()[1:].tolist()": [2, 3],
+    "int(tf.reduce_sum(vector))": 6,
+    "(tf.ones(3, tf.int32) + vector).numpy().tolist()": [2, 3, 4],
+    "vector in {vector: 0}": True,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_reference_is_used_as_an_array(
+    context: RayFederatedContext, use: str
+) -> None:
+    vector = context.invoke(make_vector)
+
+    assert eval(use, {**globals(), "vector": vector}) == USES[use]
+
+
+def test_a_reference_is_used_as_a_number(context: RayFederatedContext) -> None:
+    number = context.invoke(add, (1.0, 2.0))
+    again = number
+    again += 1
+
+    assert (int(number), float(number), complex(number)) == (3, 3.0, 3 + 0j)
+    assert (f"{number:.1f}", str(number), round(number)) == ("3.0", "3.0", 3)
+    assert (again, bool(number - 3)) == (4, False)
+    assert repr(number) == "<reference to float32, kept>"
+    with pytest.raises(AttributeError, match="found `weights`"):
+        _ = number.weights
+
+
+def test_a_copy_of_a_reference_is_the_value(context: RayFederatedContext) -> None:
+    vector = context.invoke(make_vector)
+
+    for copied in (
+        copy.copy(vector),
+        copy.deepcopy({"vector": vector})["vector"],
+        pickle.loads(pickle.dumps(vector)),
+    ):
+        assert isinstance(copied, np.ndarray)
+        np.testing.assert_array_equal(copied, vector.numpy())
+
+
+def test_what_is_read_cannot_be_written_to(context: RayFederatedContext) -> None:
+    vector = context.invoke(make_vector)
+
+    for array in (vector.numpy(), np.asarray(vector)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[:] = 0
 
 
 @rtf.computation(np.float32)
@@ -515,7 +583,7 @@ def test_wrong_number_of_clients_is_told_by_the_result(
 
     result = total([1.0], [1.0, 2.0])
 
-    with pytest.raises(errors.CardinalityError, match="as many values"):
+    with pytest.raises(errors.CardinalityError, match="the same number of values"):
         read(result)
 
 

@@ -94,3 +94,37 @@ def test_iterator_out_of_a_file_is_resumed_first() -> None:
 
     with pytest.raises(errors.ContextStateError, match=r"source\.resume"):
         iterator.select(2)
+
+
+class First:
+    """A sampler without a text of its own."""
+
+    def __init__(self, drawn: Any) -> None:
+        self.drawn = drawn
+
+    def sample(self, *_: object) -> Any:
+        return self.drawn
+
+
+def test_source_with_a_sampler_of_ones_own_is_resumed() -> None:
+    saved = build_source(sampler=First([1, 2])).iterator().to_bytes()
+
+    build_source(sampler=First([1, 2])).resume(saved)
+    with pytest.raises(errors.ConfigError, match="Expected the sampler of the run"):
+        build_source(sampler=First([1, 3])).resume(saved)
+
+
+def test_source_whose_rows_are_arranged_in_another_way_is_refused() -> None:
+    rows = ClientData.from_values([[1.0, 2.0], [3.0]], fl.SequenceType(np.float32))
+    saved = ClientDataSource(rows.batch(2)).iterator().to_bytes()
+
+    ClientDataSource(rows.batch(2)).resume(saved)
+    for other in (rows.batch(1), rows.batch(2).take(1), rows.batch(2).shuffle(1)):
+        with pytest.raises(errors.ConfigError, match="Expected the clients of the run"):
+            ClientDataSource(other).resume(saved)
+
+
+@pytest.mark.parametrize("drawn", [[0, True], [1, 1], [30], [1.0], None], ids=repr)
+def test_sampler_that_draws_no_clients_is_refused(drawn: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="from 0 to 29 and none twice"):
+        build_source(sampler=First(drawn)).iterator().select()

@@ -337,7 +337,7 @@ def put_archive(
     described: Any = ARRAY,
 ) -> None:
     """Write an archive whose checksums are right, with one member."""
-    manifest = {"format": 1, "values": [{"name": "model", "value": described}]}
+    manifest = {"format": 2, "values": [{"name": "model", "value": described}]}
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("0.npy", member)
         archive.writestr("manifest.json", json.dumps(manifest))

@@ -141,24 +141,6 @@ def test_version_cut_at_any_hundredth_byte_is_passed_over(
     assert run(manager.load_latest(CONTENT))[1] == 2
 
 
-def test_parts_of_an_earlier_version_are_read_and_removed() -> None:
-    uri = f"memory://parts/{uuid.uuid4().hex}"
-    manager = FileProgramStateManager(uri, keep_total=2)
-    files, root = fsspec.url_to_fs(uri)
-    for version in (1, 2):
-        run(manager.save({**CONTENT, "n": version}, version))
-        part = f"program_state_{version}.{uuid.uuid4().hex}.part"
-        files.mv(f"{root}/program_state_{version}.zip", f"{root}/{part}")
-        files.pipe_file(f"{root}/program_state_{version}.json", b"{}")
-
-    state, version = run(manager.load_latest(CONTENT))
-    assert version == state["n"] == 2
-    run(manager.save({**CONTENT, "n": 3}, 3))
-    assert run(manager.get_versions()) == [2, 3]
-    run(manager.remove_all())
-    assert names(uri) == []
-
-
 def test_bucket_that_is_not_there_is_told(s3_server: str) -> None:
     manager = FileProgramStateManager("s3://no-such-bucket/runs")
 

@@ -36,7 +36,7 @@ _DOCUMENTS = {
 24  Leaves federated computations to others.
 25  Can be put under other executors, which add asynchrony and threads.
 26  Embeds everything as values of a class of its own, with a reference and a type.
-27  The reference of an embedded value is a fixed point of normalising.
+27  The reference of an embedded value is a fixed point of normalizing.
 28  The other verbs return such fixed points, too.
 29  Accepts a device from TensorFlow's own list of logical devices.
 30  A device that is no LogicalDevice is a TypeError.
@@ -51,7 +51,7 @@ _DOCUMENTS = {
 39  `create_selection` from what is no struct is a TypeError.
 40  `create_selection` with both or neither of index and name is a ValueError.
 41  `create_struct(elements)` returns an embedded struct of the elements, in order.
-42  `create_value(value, type_spec=None)` normalises what it embeds.
+42  `create_value(value, type_spec=None)` normalizes what it embeds.
 43  `type_spec` may be anything that is convertible to a type.
 44  `type_spec` may be left out for a typed object.
 45  `create_value` outside of eager mode is a RuntimeError.
@@ -150,15 +150,15 @@ _DOCUMENTS = {
 02  Is a synchronous context.
 03  Invokes a limited set of computations, with guarantees about what goes in and out.
 04  Arguments may be nested structures that follow the computation's type.
-05  Server-placed arguments are structures of values that can be materialised.
+05  Server-placed arguments are structures of values that can be materialized.
 06  Client-placed arguments are what a federated data source's iterator returned.
 07  Results are one reference to a value, or structures of such references.
 08  There is a reference for each tensor of the result type.
 09  Computations that return client-placed values are not allowed.
 10  Computations that return functions are not allowed.
 11  What Python type a value has follows from its federated type alone.
-12  A tensor is a materialisable reference, in arguments and results.
-13  A sequence is a materialisable reference.
+12  A tensor is a materializable reference, in arguments and results.
+13  A sequence is a materializable reference.
 14  A server-placed value is represented as its member is.
 15  A struct with a Python container is that container.
 16  A struct whose fields all have names, without a container, is an OrderedDict.
@@ -166,7 +166,7 @@ _DOCUMENTS = {
 18  A client-placed value is the opaque object that a data source selected.
 19  A value of function type is a computation, in arguments only.
 20  `invoke(comp, arg)` invokes the computation with the optional argument.
-21  `invoke` returns a structure of materialisable references.
+21  `invoke` returns a structure of materializable references.
 22  A result type of other parts than structures, server-placed values and tensors
     is a ValueError.
 """,
@@ -175,7 +175,7 @@ _DOCUMENTS = {
     "semantics": """
 01  Computations whose functions share names, from two processes, both run right.
 02  Library functions are renamed by a hash of their content.
-03  Initialisation runs before everything outside of its closure, on each call.
+03  Initialization runs before everything outside of its closure, on each call.
 04  Variables start afresh on each call.
 05  Variables start afresh for each client.
 06  Tables and variables belong to one call site: two call sites share none.
@@ -206,7 +206,7 @@ _DOCUMENTS = {
 31  Devices: TypeError for what is none, ValueError for one that does not exist.
 32  Graph mode is a RuntimeError.
 33  `create_selection` takes an index or a name; both or neither are a ValueError.
-34  Normalising an embedded value again changes nothing.
+34  Normalizing an embedded value again changes nothing.
 35  An intrinsic needs a concrete type: TypeError.
 36  Lambdas are taken lazily.
 37  TensorFlow computations are taken lazily.

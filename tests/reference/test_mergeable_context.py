@@ -26,6 +26,7 @@ federated_computation = cast("Callable[..., Any]", fl.federated_computation)
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
+C = fl.CLIENTS
 NUM_CLIENTS = 6
 
 
@@ -460,8 +461,33 @@ def test_structural_arguments_arrive_as_structs(build: Build) -> None:
 
     nested = structs.Struct([("a", 3.0), ("z", 2.0)][::-1])
     again = context.invoke(both, structs.Struct([(None, CLIENTS), (None, nested)]))
-    assert isinstance(seen[0], structs.Struct)
-    assert result == again == (15.0, 2.0, 3.0)
+    directly = context.invoke(both, (CLIENTS, {"a": 3.0, "z": 2.0}))
+    assert seen == [structs.Struct([("clients", CLIENTS), ("rest", nested)])] * 3
+    assert result == again == directly == (15.0, 2.0, 3.0)
+
+
+@pytest.mark.claim("mergeable.17")
+def test_contexts_receive_structures_as_structs(
+    build: Build, contexts: list[Context]
+) -> None:
+    pair = fl.FederatedType(fl.StructType([("z", np.float32), ("a", np.float32)]), C)
+
+    @rtf.computation(pair.member)
+    def subtract(client: Any) -> Any:
+        return client["z"] - client["a"]
+
+    @federated_computation(pair, AT_SERVER)
+    def differences(clients: Any, start: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(subtract, clients)), start
+
+    context = build(compiler_fn=framework.compile_to_mergeable_comp_form)
+    result = context.invoke(differences, ([{"a": 1.0, "z": 3.0}] * NUM_CLIENTS, 5.0))
+
+    first = contexts[0].calls[0][1]
+    client = structs.Struct([("z", 3.0), ("a", 1.0)])
+    assert isinstance(first, structs.Struct)
+    assert any(part == [client] * 3 for part in first)
+    assert result == (12.0, 5.0)
 
 
 @pytest.mark.claim("mergeable.02")

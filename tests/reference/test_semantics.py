@@ -16,7 +16,6 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
@@ -25,6 +24,7 @@ from ray_fed.contexts.mergeable import MergeableCompExecutionContext
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.language import blocks
 from ray_fed.tensorflow.graphs import callbacks
+from ray_fed.worker.debugging_factory import thread_debugging_executor_factory
 
 flf = fl.framework
 ContextFactory = Callable[..., ExecutionContext]
@@ -188,7 +188,7 @@ def test_the_compiler_understands_literals() -> None:
         return total, fl.federated_value(10, fl.SERVER)
 
     form = compile_to_mergeable_comp_form(shifted)
-    factory = stacks.thread_debugging_executor_factory()
+    factory = thread_debugging_executor_factory()
     context = MergeableCompExecutionContext([flf.AsyncExecutionContext(factory)] * 2)
     result = context.invoke(form, [1.0, 2.0, 3.0])
     context.close()
@@ -265,4 +265,4 @@ def test_a_computation_nested_too_deep_is_refused_in_words(
         block = flf.Block([(f"x{index}", block)], literal)
 
     with pytest.raises(errors.CompileError, match="name intermediate results"):
-        blocks.serialise(flf.Lambda(None, None, block))
+        blocks.serialize(flf.Lambda(None, None, block))

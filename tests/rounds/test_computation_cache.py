@@ -1,5 +1,7 @@
-"""What is made of a computation is made once, for equal ones too."""
+"""What is made of a computation is made once, and ends with it."""
 
+import gc
+import weakref
 from typing import Any
 
 import federated_language as fl
@@ -39,3 +41,21 @@ def test_the_oldest_is_made_again_once_there_are_many() -> None:
     cache.get(comps[0])
 
     assert made == [*comps, comps[0]]
+
+
+def test_what_was_made_ends_with_the_computation_but_for_the_latest() -> None:
+    made: list[int] = []
+
+    class Made:
+        def __init__(self) -> None:
+            made.append(1)
+            weakref.finalize(self, made.pop)
+
+    cache = ComputationCache(lambda _: Made())
+    living = [computation(value) for value in range(40)]
+    assert len([*map(cache.get, living)]) == len(made) == 40
+
+    living.clear()
+    gc.collect()
+
+    assert 1 <= len(made) < 20

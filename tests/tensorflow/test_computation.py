@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import function  # no public name
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
@@ -441,7 +442,7 @@ class TestState:
 
         assert [insert("a"), insert("b")] == [(0, 7, 1), (0, 7, 1)]
 
-    def test_static_tables_are_initialised(self) -> None:
+    def test_static_tables_are_initialized(self) -> None:
         @rtf.computation(fl.TensorType(np.str_, (2,)))
         def look_up(keys: Any) -> Any:
             pairs = tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2])
@@ -940,7 +941,7 @@ class TestMessage:
         assert len(message.result.struct.element[0].struct.element) == 2
         assert not message.initialize_op
 
-    def test_names_the_initialisation_where_there_is_one(self) -> None:
+    def test_names_the_initialization_where_there_is_one(self) -> None:
         message = counted.to_proto().tensorflow
 
         assert message.initialize_op == "initialize"
@@ -966,3 +967,38 @@ class TestMessage:
             return fl.federated_map(counted, values)
 
         assert str(mapped.type_signature) == "({int32}@CLIENTS -> {int32}@CLIENTS)"
+
+
+def test_functions_that_are_called_by_their_names_run_everywhere(
+    leaf_context: Any,
+) -> None:
+    """TensorFlow 1 wrote calls as ops of a function's name; `tf.nn.ctc_loss` does."""
+
+    defun: Any = function.Defun
+
+    @defun(tf.float32, tf.float32, func_name="swapped")
+    def swapped(x: Any, y: Any) -> Any:
+        return y, x
+
+    @defun(tf.float32, tf.float32, func_name="nested")
+    def nested(x: Any, y: Any) -> Any:
+        first, second = swapped(x, y)
+        return 10.0 * first + second
+
+    @rtf.computation(fl.SequenceType(np.float32))
+    def calls(numbers: Any) -> Any:
+        outside = nested(tf.constant(1.0), tf.constant(2.0))
+        mapped = numbers.map(lambda x: nested(x, x + 1.0))
+        total = mapped.reduce(0.0, lambda total, x: swapped(x, total)[0] + x)
+        in_a_loop = tf.constant(0.0)
+        for _ in tf.range(2):
+            in_a_loop = tf.ensure_shape(nested(in_a_loop, in_a_loop + 1.0), [])
+        return outside, total, in_a_loop
+
+    @rtf.computation(fl.SequenceType(np.float32))
+    def calls_both(numbers: Any) -> Any:
+        return calls(numbers), calls(numbers)
+
+    expected = [21.0, 21.0 + 32.0, 10.0 * 11.0 + 10.0]
+    assert calls([1.0, 2.0]) == tuple(expected)
+    assert tf.nest.flatten(calls_both([1.0, 2.0])) == 2 * expected

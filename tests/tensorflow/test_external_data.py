@@ -488,16 +488,6 @@ def test_unknown_scheme_is_refused() -> None:
         _compute("nosuch://a/data.npz", fl.SequenceType(np.int64))
 
 
-def test_missing_extra_is_named(
-    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write("npz", POINTS)
-    monkeypatch.setitem(sys.modules, "fsspec.core", None)
-
-    with pytest.raises(errors.UnsupportedError, match=r"ray-fed\[data\]"):
-        _compute(path, fl.SequenceType(POINT))
-
-
 def test_other_content_is_refused() -> None:
     block = blocks.data_block("a.npz", fl.TensorType(np.int64))
     block.content.type_url = "type.googleapis.com/google.protobuf.Duration"

@@ -24,7 +24,7 @@ from ray_fed.tensorflow import external_data
 WIDTH = 2**13
 """Values of a row, of 32 KiB: the usual batch of 4,096 rows has 128 MiB."""
 
-NUM_ROWS = external_data.SMALL_BYTES // (4 * WIDTH) + 32
+NUM_ROWS = external_data.FILE_BYTES // (4 * WIDTH) + 32
 BOUND_BYTES = 64 * 2**20
 """What reading may take: half of the file, a quarter of what a copy beside it takes."""
 

@@ -12,9 +12,9 @@ import pytest
 
 import ray_fed.errors as errors
 import ray_fed.values.plain_values as plain_values
+from ray_fed.language.trees import flatten
 from ray_fed.values import read_limits
 from ray_fed.values.plain_values import lay_alike
-from ray_fed.values.tensor_structures import flatten
 
 FLOAT = fl.TensorType(np.float32)
 INT = fl.TensorType(np.int32)

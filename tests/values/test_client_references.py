@@ -12,7 +12,14 @@ import pytest
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.values.client_references import ClientRun, ListCache
+from ray_fed.values.client_references import (
+    ClientReference,
+    ClientRun,
+    HeldSource,
+    ListCache,
+    NamedClients,
+    check_pairs,
+)
 from ray_fed.values.plain_values import to_plain
 
 ROWS = 400
@@ -204,3 +211,53 @@ def test_copies_go_with_the_cache() -> None:
     cache.clear()
 
     assert type(read(cache, batches_of(1))) is list
+
+
+AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
+BY_ID = HeldSource([10, 20, 30])
+
+
+def run_of(*ids: Any) -> ClientRun:
+    return ClientRun(BY_ID, fl.TensorType(np.int32), np.arange(len(ids)), None, ids)
+
+
+def references_to(*ids: Any) -> list[Any]:
+    type_spec = fl.TensorType(np.int32)
+    return [ClientReference(BY_ID, i, type_spec, c, None) for i, c in enumerate(ids)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        (run_of("a", "b"), run_of("a", "b"), None),
+        (run_of(1, 2), run_of(1, np.int64(2)), None),
+        (run_of("a", "b"), [1, 2], None),
+        (run_of("a", "b"), NamedClients([1, 2], "ab"), None),
+        (run_of("a", "b"), run_of("b", "a"), "'a' and 'b' at index 0.*another order"),
+        (run_of("a", "b"), run_of("a", "c"), "'b' and 'c' at index 1.*in one of them"),
+        (run_of(7, 8), run_of("7", "8"), "7 and '7' at index 0"),
+        (run_of("a", "b"), references_to("b", "a"), "'a' and 'b' at index 0"),
+        (run_of("a", "b"), [1, references_to("a")[0]], "'b' and 'a' at index 1"),
+        (references_to("a", "b"), NamedClients([1, 2], "ba"), "'a' and 'b' at index 0"),
+    ],
+)
+def test_values_of_clients_are_paired_by_id(
+    first: Any, second: Any, found: str | None
+) -> None:
+    type_spec = fl.StructType([fl.StructType([AT_CLIENTS]), np.int32, AT_CLIENTS])
+    argument = ((first,), 3, second)
+
+    if found is None:
+        check_pairs(argument, type_spec)
+        return
+    with pytest.raises(errors.ValueMismatchError, match=f"found the ids {found}"):
+        check_pairs(argument, type_spec)
+
+
+def test_references_in_the_value_of_one_client_have_one_id() -> None:
+    pairs = list(zip(references_to("a", "b"), references_to("a", "c"), strict=True))
+    type_spec = fl.FederatedType([np.int32, np.int32], fl.CLIENTS)
+
+    check_pairs(pairs[:1], type_spec)
+    with pytest.raises(errors.ValueMismatchError, match="'b' and 'c' at index 1"):
+        check_pairs(pairs, type_spec)

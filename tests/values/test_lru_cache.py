@@ -91,3 +91,16 @@ def test_threads_may_share_one() -> None:
 
     assert not wrong
     assert len(cache.items()) == 3
+
+
+def test_heavy_values_leave_but_for_the_latest_few() -> None:
+    dropped: list[str] = []
+    cache: LruCache[str, str] = LruCache(9, dropped.append, max_weight=10, least=2)
+    for name, weight in {"a": 4, "b": 4, "c": 4, "d": 30, "e": 30}.items():
+        cache.get(name, lambda name=name: name, weight)
+
+    assert dropped == ["a", "b", "c"]
+    cache.drop("d", lambda value: value == "other")
+    cache.drop("d", lambda value: value == "d")
+    assert cache.items() == [("e", "e")]
+    assert dropped == ["a", "b", "c", "d"]

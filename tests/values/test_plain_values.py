@@ -365,17 +365,7 @@ def test_function_type_is_refused() -> None:
         plain_values.to_plain(len, fl.FunctionType(None, np.int32))
 
 
-def test_structures_are_flattened_and_nested_in_the_order_of_their_type() -> None:
-    nested = fl.to_type([("a", [np.int32, np.float32]), ("b", [("c", np.int32)])])
-    value = ((1, 2.0), (3,))
-    flat = tensor_structures.flatten(value)
-
-    types = [str(t) for t in tensor_structures.flatten_type(nested)]
-    assert types == ["int32", "float32", "int32"]
-    assert tensor_structures.nester(nested)(iter(flat)) == value
-    assert tensor_structures.unflatten(iter(flat), nested) == Struct(
-        [("a", Struct([(None, 1), (None, 2.0)])), ("b", Struct([("c", 3)]))]
-    )
+def test_structure_of_tensors_has_no_sequences() -> None:
     with pytest.raises(errors.ValueMismatchError, match="a structure of tensors"):
         tensor_structures.flatten_type(fl.to_type([fl.SequenceType(np.int32)]))
     assert tensor_structures.storage_dtype(fl.TensorType(np.str_)) == np.dtype("O")

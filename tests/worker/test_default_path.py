@@ -61,7 +61,7 @@ def test_eager_executors_run_every_graph_and_strategies_every_subround(
         ROUND,
         backend,
         timeout_s=110,
-        RAY_FED_TEST_GRAPH_CALLS=str(calls),
+        GRAPH_CALLS_FILE=str(calls),
         PYTHONPATH=os.pathsep.join(paths),
     )
 

@@ -40,7 +40,7 @@ def append_digit(number: Any, digit: Any) -> Any:
 total = federated_computation(lambda x: fl.federated_sum(x), AT_CLIENTS)  # noqa: PLW0108
 
 
-def serialised(comp: Any) -> bytes:
+def serialized(comp: Any) -> bytes:
     return comp.to_proto().SerializeToString(deterministic=True)
 
 
@@ -49,8 +49,8 @@ def subround(
 ) -> plans.Subround:
     cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
     return plans.Subround(
-        computation=serialised(comp),
-        merge=serialised(merge),
+        computation=serialized(comp),
+        merge=serialized(merge),
         clients_per_leaf=clients_per_leaf,
         first_leaf=leaves.start,
         leaves=tuple(cut[index] for index in leaves),
@@ -61,9 +61,9 @@ def subround(
 
 def finish(merge: Any, nodes: list[merge_tree.Subtree]) -> plans.Finish:
     return plans.Finish(
-        merge=serialised(merge),
+        merge=serialized(merge),
         subtrees=tuple(nodes),
-        partial_type=blocks.serialise_type(fl.TensorType(np.float32)),
+        partial_type=blocks.serialize_type(fl.TensorType(np.float32)),
         computation=None,
         num_clients=0,
         clients_per_leaf=1,

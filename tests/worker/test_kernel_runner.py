@@ -22,7 +22,7 @@ from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.program import ClientData
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
-from ray_fed.tensorflow.kernels.server_kernels import Kernels
+from ray_fed.tensorflow.kernels.server_kernels import KernelCache
 from ray_fed.values import read_limits
 from ray_fed.values.client_references import ClientRun
 from ray_fed.worker.stacks import DeviceStack, Pace
@@ -99,7 +99,7 @@ def scaled(factor: int) -> plans.Kernel:
 def subround(kernel: plans.Kernel, leaves: Sequence[range]) -> plans.Subround:
     return plans.Subround(
         computation=b"",
-        merge=blocks.serialise(stage_of(doubled).merge.to_building_block()),
+        merge=blocks.serialize(stage_of(doubled).merge.to_building_block()),
         clients_per_leaf=2,
         first_leaf=0,
         leaves=tuple(leaves),
@@ -141,7 +141,7 @@ def test_each_stack_has_a_pace_of_its_own() -> None:
 
 class TestKernels:
     def test_same_content_is_built_once(self) -> None:
-        graphs = Kernels(None)
+        graphs = KernelCache(None)
 
         built = graphs.clients(kernel_of(doubled), None)
 
@@ -157,7 +157,7 @@ class TestKernels:
     ) -> None:
         kernel = kernel_of(comp)
 
-        built = [Kernels(None).clients(kernel, None) for _ in range(2)]
+        built = [KernelCache(None).clients(kernel, None) for _ in range(2)]
 
         assert (built[0] is built[1]) == is_one
 
@@ -171,7 +171,7 @@ class TestKernels:
             closed.append(graph)
 
         monkeypatch.setattr(ClientKernel, "close", close)
-        graphs = Kernels(None)
+        graphs = KernelCache(None)
         kernels = [scaled(factor) for factor in (2, 3, 4)]
         built = [graphs.clients(kernels[index], None) for index in (0, 1, 0, 2)]
 
@@ -179,7 +179,7 @@ class TestKernels:
         assert graphs.clients(kernels[0], None) is built[0]
 
     def test_refusal_is_told_again(self) -> None:
-        graphs = Kernels(None)
+        graphs = KernelCache(None)
         for _ in range(2):
             told = graphs.merge(b"no computation")
 
@@ -193,7 +193,7 @@ class TestKernels:
             raise ValueError("TensorFlow has no such graph.")
 
         monkeypatch.setattr(tf, "while_loop", refuse)
-        graphs, kernel = Kernels(None), scaled(5)
+        graphs, kernel = KernelCache(None), scaled(5)
         reason = "ValueError: TensorFlow has no such graph."
         for _ in range(2):
             with diagnostics.noting() as noted:
@@ -207,7 +207,7 @@ class TestKernels:
         monkeypatch.delattr(client_kernel.ClientWork, "fold")
 
         with pytest.raises(AttributeError, match="fold"):
-            Kernels(None).clients(scaled(6), None)
+            KernelCache(None).clients(scaled(6), None)
 
 
 class TestRunKernel:

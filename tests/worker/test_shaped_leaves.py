@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import federated_language as fl
 import numpy as np
@@ -38,8 +38,8 @@ VECTORS = fl.SequenceType(fl.TensorType(np.float32, [3]))
 ROWS = fl.TensorType(np.float32, [None, 3])
 WAYS: dict[str, dict[str, Any]] = {
     "XLA": {"jit": "on"},
-    "vectorised": {"vectorised_clients": 3},
-    "both": {"jit": "on", "vectorised_clients": 3},
+    "vectorized": {"vectorized_clients": 3},
+    "both": {"jit": "on", "vectorized_clients": 3},
 }
 BOUND = 1e-5
 """Relative: what another order of a sum of tens may make of single precision."""
@@ -79,6 +79,33 @@ def checked(batches: Any) -> Any:
     def step(total: Any, batch: Any) -> Any:
         with tf.control_dependencies([tf.debugging.assert_less(batch["x"], 100.0)]):
             return total + tf.reduce_sum(batch["x"], 0)
+
+    return batches.reduce(tf.zeros([3]), step)
+
+
+@rtf.computation(BATCHES)
+def checked_with_a_variable(batches: Any) -> Any:
+    total = tf.Variable(tf.zeros([3]))
+
+    def step(count: Any, batch: Any) -> Any:
+        total.assign_add(tf.reduce_sum(batch["x"], 0))
+        if count > 0:
+            large = batch["x"] >= 100.0  # of data whose shape is not known
+            shown = tf.boolean_mask(batch["x"], large)
+            tf.debugging.Assert(tf.reduce_all(~large), [shown])
+        for row in tf.range(2):
+            tf.debugging.assert_less(batch["x"][row], 100.0)
+        return count + 1
+
+    batches.reduce(0, step)
+    return total.read_value()
+
+
+@rtf.computation(BATCHES)
+def printing(batches: Any) -> Any:
+    def step(total: Any, batch: Any) -> Any:
+        tf.print("", end="")
+        return total + tf.reduce_sum(batch["x"], 0)
 
     return batches.reduce(tf.zeros([3]), step)
 
@@ -201,7 +228,7 @@ def prepare(
     leaves = merge_tree.cut_leaves(num_clients, clients_per_leaf)
     subround = plans.Subround(
         computation=b"",
-        merge=blocks.serialise(stage_of(comp).merge.to_building_block()),
+        merge=blocks.serialize(stage_of(comp).merge.to_building_block()),
         clients_per_leaf=clients_per_leaf,
         first_leaf=0,
         leaves=tuple(leaves),
@@ -218,11 +245,22 @@ def run(leaf: DeviceStack, prepared: Prepared, data: Any) -> Any:
 
 
 def run_nodes(leaf: DeviceStack, prepared: Prepared, data: Any) -> list[Any]:
-    async def ran() -> list[Any]:
+    nodes = try_nodes(leaf, prepared, data)
+    assert not isinstance(nodes, plans.Fallback), nodes
+    return nodes
+
+
+def try_nodes(
+    leaf: DeviceStack, prepared: Prepared, data: Any
+) -> list[Any] | plans.Fallback:
+    """Return the partials, or why the leaves have to be interpreted."""
+
+    async def ran() -> list[Any] | plans.Fallback:
         clients = laid_out(data, prepared.work)
         zeros = [np.zeros(3, np.float32)]
         told = await kernel_runner.run_leaves(leaf, prepared.subround, zeros, [clients])
-        assert not isinstance(told, plans.Fallback), told
+        if isinstance(told, plans.Fallback):
+            return told
         partials: list[Any] = told.values
         return [np.asarray(partial[0]) for partial in partials]
 
@@ -309,13 +347,55 @@ def test_leaf_of_clients_that_differ_runs_as_others_do(
     assert shaped == []
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_checks_are_values_until_one_fails(
+    leaf: DeviceStack, shaped: Shapes, way: str
+) -> None:
+    data = batches(4)
+    prepared = prepare(checked, 4, 4, **WAYS[way])
+
+    found = run(leaf, prepared, data)
+
+    np.testing.assert_allclose(found, run(leaf, prepare(checked, 4, 4), data), BOUND)
+    assert len(shaped) == 1
+    assert refusals(leaf, prepared) == set()
+    data[2][1]["x"][3, 0] = 200.0
+    failed = try_nodes(leaf, prepared, data)
+    assert failed == plans.Fallback("InvalidArgumentError in a kernel", 0)
+    # The graph is not given up because a check of it failed.
+    assert run(leaf, prepared, batches(4)).tobytes() == found.tobytes()
+    assert refusals(leaf, prepared) == set()
+
+
+@pytest.mark.parametrize(
+    ("batch", "row", "fails"), [(0, 3, False), (0, 1, True), (1, 3, True)]
+)
+def test_checks_in_branches_and_loops_are_values(
+    leaf: DeviceStack, shaped: Shapes, batch: int, row: int, fails: bool
+) -> None:
+    data, work = batches(4), checked_with_a_variable
+    data[2][batch]["x"][row, 0] = 200.0
+
+    found, wanted = (
+        try_nodes(leaf, prepare(work, 4, 4, **options), data)
+        for options in (WAYS["XLA"], {})
+    )
+
+    assert len(shaped) == 1
+    assert isinstance(wanted, plans.Fallback) == fails
+    if isinstance(found, plans.Fallback):
+        assert found == wanted
+    else:
+        np.testing.assert_allclose(found, cast("Any", wanted), BOUND)
+
+
 @pytest.mark.parametrize(
     ("work", "data", "reason"),
     [
-        (checked, batches(4), "Assert, an op with state or effects"),
         (drawing, batches(4), "RandomStandardNormal, an op with state or effects"),
+        (printing, batches(4), "PrintV2, an op with state or effects"),
     ],
-    ids=["an assertion", "draws"],
+    ids=["draws", "prints"],
 )
 def test_work_with_state_or_effects_runs_as_without(
     leaf: DeviceStack, work: Any, data: Any, reason: str
@@ -332,9 +412,9 @@ def test_work_with_state_or_effects_runs_as_without(
     ("work", "way", "reason"),
     [
         (through_text, "XLA", "InvalidArgumentError of XLA"),
-        (looping, "vectorised", "AttributeError"),
+        (looping, "vectorized", "AttributeError"),
     ],
-    ids=["strings in XLA", "a loop, vectorised"],
+    ids=["strings in XLA", "a loop, vectorized"],
 )
 def test_work_that_cannot_be_is_refused_with_the_reason(
     leaf: DeviceStack, work: Any, way: str, reason: str
@@ -406,7 +486,7 @@ def test_xla_compiles_once_wherever_clients_lie(tmp_path: pathlib.Path) -> None:
 def test_several_clients_at_once_are_folded_in_their_order(leaf: DeviceStack) -> None:
     data = [np.full((1, 3), value, np.float32) for value in (1e4, 1.0, 1.0, 1e-4)]
 
-    found = run(leaf, prepare(total_of_rows, 4, 4, vectorised_clients=4), data)
+    found = run(leaf, prepare(total_of_rows, 4, 4, vectorized_clients=4), data)
 
     folded = np.float32(0.0)
     for value in (1e4, 1.0, 1.0, 1e-4):

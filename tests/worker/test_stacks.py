@@ -15,8 +15,8 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.executors.eager_tf as eager_tf
-import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
+from ray_fed.worker.debugging_factory import thread_debugging_executor_factory
 
 flf = fl.framework
 Factory = Callable[..., flf.ExecutorFactory]
@@ -118,7 +118,7 @@ def install() -> Iterator[Factory]:
     factories: list[flf.ExecutorFactory] = []
 
     def build(*args: Any, **kwargs: Any) -> flf.ExecutorFactory:
-        factories.append(stacks.thread_debugging_executor_factory(*args, **kwargs))
+        factories.append(thread_debugging_executor_factory(*args, **kwargs))
         fl.framework.set_default_context(Context(factories[-1]))
         return factories[-1]
 
@@ -180,7 +180,7 @@ class TestCardinality:
     @pytest.mark.parametrize("name", ["num_clients", "clients_per_thread"])
     def test_below_one_is_a_value_error(self, name: str, number: Any) -> None:
         with pytest.raises(ValueError, match=f"{name}={number}"):
-            stacks.thread_debugging_executor_factory(**{name: number})
+            thread_debugging_executor_factory(**{name: number})
 
     @pytest.mark.claim("debugging.18")
     @pytest.mark.parametrize("number", [1.5, np.nan, "2", True], ids=repr)
@@ -189,7 +189,7 @@ class TestCardinality:
         self, name: str, number: Any
     ) -> None:
         with pytest.raises(TypeError, match=f"a whole number for `{name}`, found"):
-            stacks.thread_debugging_executor_factory(**{name: number})
+            thread_debugging_executor_factory(**{name: number})
 
 
 class TestStructure:

@@ -9,9 +9,11 @@ every other one ends in.
 
 import abc
 import dataclasses
+import itertools
+import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import federated_language as fl
 import tensorflow as tf
@@ -20,24 +22,81 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
+from ray_fed.language.trees import count_bytes
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
-from ray_fed.learning.processes import Part, build_initialize
-from ray_fed.learning.tensors import averaged, narrowed, specs_of, widened
+from ray_fed.learning.processes import build_initialize
+from ray_fed.learning.tensors import (
+    averaged,
+    narrowed,
+    specs_of,
+    widened,
+)
 from ray_fed.tensorflow.tracing import convert
 
 
-class Aggregator(abc.ABC):
-    """How updates become one: built for a type once that is known.
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+    """An aggregator that was built for one type of updates.
 
-    The computation `next` of what it builds
-
-        takes    state@SERVER, update@CLIENTS, weight@CLIENTS (f32[], 0: left out)
-        returns  state@SERVER, aggregate@SERVER, measurements@SERVER
+    Attributes:
+        initialize: The computation of the first state, ( -> S@SERVER).
+        next: The computation of a round. It takes S@SERVER, update@CLIENTS and
+            weight@CLIENTS (f32[], where 0 leaves a client out). It returns S@SERVER,
+            aggregate@SERVER and metrics@SERVER, a struct by name, which can be empty.
+        privacy: What each round spends, or None if no client is protected.
+        counts_empty_rounds: Whether a round without any example is a round like others.
+            Noise then hides that nobody took part.
+        num_clients: The number of clients that cohorts are drawn from, or None if any
+            number will do.
+        client_state: The values that each client keeps for the aggregator, before its
+            first round: a structure of NumPy arrays. `next` then takes K@CLIENTS last,
+            and returns the new values last. None: clients keep nothing for it.
     """
 
+    initialize: Any
+    next: Any
+    privacy: SampledGaussian | TreeGaussian | None = None
+    counts_empty_rounds: bool = False
+    num_clients: int | None = None
+    client_state: Any = None
+
+
+class Aggregator(abc.ABC):
+    """How the updates of clients become one, built once their type is known."""
+
+    @property
+    def sums_show_broken(self) -> bool:
+        """Whether a broken update or weight always makes a sum over clients broken.
+
+        Broken numbers are infinite or NaN. If the sums show them, sums over many
+        clients are checked, and single clients only if a sum is broken.
+        """
+        return False
+
     @abc.abstractmethod
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
-        """Return the part for updates of a type."""
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Aggregation:
+        """Return the aggregation of updates of a type."""
+
+    def count_bytes(self, update_type: fl.Type) -> int | None:
+        """Return the bytes of an update as a client of a federation would send it.
+
+        By default the bytes of its tensors. Override this for updates that are sent in
+        another form.
+
+        Args:
+            update_type: of the updates that the aggregator takes.
+
+        Returns:
+            The bytes that a client sends, or None if the type does not fix them.
+        """
+        return count_bytes(update_type)
+
+
+class _Ended(NamedTuple):
+    """The end of an aggregation that has metrics and no state."""
+
+    aggregate: Any
+    metrics: Any
 
 
 class Summed(Aggregator):
@@ -97,15 +156,15 @@ class Summed(Aggregator):
         return averaged(aggregate, like)
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Aggregation:
         self.check(update_type)
         initialize = build_initialize(self.initial_state)
-        state_type = initialize.type_signature.result
+        state_type = initialize.type_signature.result.member
+        keeps = not is_empty(state_type)
         client, server = convert(self.client), convert(self.server)
         like = specs_of(update_type)
-        has_metrics = True
 
-        def finish(sums: Any, state: Any) -> tuple[Any, Any, Any]:
+        def finish(sums: Any, state: Any) -> Any:
             returned = server(sums, state)
             is_whole = isinstance(returned, tuple | list) and len(returned) == 3  # noqa: PLR2004
             if not is_whole or not isinstance(returned[2], Mapping):
@@ -117,64 +176,40 @@ class Summed(Aggregator):
             aggregate, new, metrics = returned
             if _is_alike(aggregate, like):
                 aggregate = self.restore(aggregate, like)
-            nonlocal has_metrics
-            has_metrics = bool(metrics)
-            return new, aggregate, OrderedDict(metrics)
+            if keeps:
+                return new, aggregate, OrderedDict(metrics)
+            # A graph returns no empty struct beside the aggregate.
+            return _Ended(aggregate, OrderedDict(metrics)) if metrics else aggregate
 
-        placed = [
-            fl.FederatedType(update_type, fl.CLIENTS),
-            fl.FederatedType(weight_type, fl.CLIENTS),
-        ]
-        if not is_empty(state_type.member):
-            add = rtf.computation(
-                lambda update, weight, state: client(update, weight, state),  # noqa: PLW0108 (its arguments are counted)
-                update_type,
-                weight_type,
-                state_type.member,
-            )
-            end = rtf.computation(
-                lambda state, sums: finish(sums, state),
-                state_type.member,
-                add.type_signature.result,
-            )
+        add = _trace(client, state_type, update_type, weight_type)
+        end = _trace_end(finish, state_type, add.type_signature.result)
+        ended_type = end.type_signature.result
+        has_metrics = getattr(ended_type, "python_container", None) is _Ended
+        if keeps:
             state_after = end.type_signature.result[0]
-            if not state_type.member.is_assignable_from(state_after):
+            if not state_type.is_assignable_from(state_after):
                 raise errors.ValueMismatchError(
                     f"Expected `{type(self).__name__}.server` to return its state"
-                    f" second, as `initial_state` begins it, `{state_type.member}`,"
-                    f" found `{state_after}`."
+                    f" second, as `initial_state` begins it, `{state_type}`, found"
+                    f" `{state_after}`."
                 )
 
-            @fl.federated_computation(state_type, *placed)
-            def merge(state: Any, update: Any, weight: Any) -> Any:
-                sent = fl.federated_broadcast(state)
-                added = fl.federated_map(add, (update, weight, sent))
-                ended = fl.federated_map(end, (state, fl.federated_sum(added)))
-                return ended[0], ended[1], ended[2]
-
-            return self._part(initialize, merge)
-
-        add = rtf.computation(
-            lambda update, weight: client(update, weight, ()), update_type, weight_type
+        @fl.federated_computation(
+            initialize.type_signature.result,
+            fl.FederatedType(update_type, fl.CLIENTS),
+            fl.FederatedType(weight_type, fl.CLIENTS),
         )
-        added_type = add.type_signature.result
-        # The aggregate alone where there are no metrics, as a graph returns no less.
-        end = rtf.computation(lambda sums: finish(sums, ())[1], added_type)
-        if has_metrics:
-            end = rtf.computation(lambda sums: finish(sums, ())[1:], added_type)
-
-        @fl.federated_computation(state_type, *placed)
         def merge(state: Any, update: Any, weight: Any) -> Any:
-            sums = fl.federated_sum(fl.federated_map(add, (update, weight)))
-            ended = fl.federated_map(end, sums)
+            sent = [fl.federated_broadcast(state)] if keeps else []
+            sums = fl.federated_sum(fl.federated_map(add, (update, weight, *sent)))
+            ended = fl.federated_map(end, (state, sums) if keeps else sums)
+            if keeps:
+                return ended[0], ended[1], ended[2]
             if has_metrics:
                 return state, ended[0], ended[1]
             return state, ended, _no_measurements()
 
-        return self._part(initialize, merge)
-
-    def _part(self, initialize: Any, merge: Any) -> Part:
-        return Part(
+        return Aggregation(
             initialize,
             merge,
             privacy=self.privacy,
@@ -204,61 +239,196 @@ class Prepared(Aggregator):
     def server(self, counts: Any, state: Any) -> tuple[Any, "OrderedDict[str, Any]"]:
         """Return the new state, and metrics by name."""
 
+    def client_state(self, update_type: fl.Type) -> Any:
+        """Return the arrays that a client keeps before its first round; or None."""
+        del update_type
+        return None
+
+    def keeping_client(self, update: Any, weight: Any, state: Any, own: Any) -> Any:
+        """Return what `client` does, and what the client keeps.
+
+        It is called in place of `client` if there is a `client_state`.
+        """
+        raise NotImplementedError
+
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
+    def count_bytes(self, update_type: fl.Type) -> int | None:
+        return self.inner.count_bytes(update_type)
+
+    def check_inner(self, inner: Aggregation) -> None:
+        """Raise if the other aggregator cannot take these updates; by default never."""
+
+    @override
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Aggregation:
         inner = self.inner.build(update_type, weight_type)
+        self.check_inner(inner)
         own = build_initialize(self.initial_state)
         own_type = own.type_signature.result.member
-        keeps = not is_empty(own_type)
-        if keeps:
-            prepare = rtf.computation(self.client, update_type, weight_type, own_type)
-            end = rtf.computation(
-                lambda state, sums: self.server(sums, state),
-                own_type,
-                prepare.type_signature.result[1],
-            )
-            metrics_type = end.type_signature.result[1]
+        has_state = not is_empty(own_type)
+        kept = Kept(self.client_state(update_type), inner.client_state)
+        if kept.first is None:
+            prepare = _trace(self.client, own_type, update_type, weight_type)
         else:
-            prepare = rtf.computation(
-                lambda update, weight: self.client(update, weight, ()),
-                update_type,
-                weight_type,
+            kept_type = type_of_arrays(kept.first)
+            prepare = _trace_keeping(
+                self.keeping_client, own_type, update_type, weight_type, kept_type
             )
-            end = rtf.computation(
-                lambda counts: self.server(counts, ())[1],
-                prepare.type_signature.result[1],
-            )
-            metrics_type = end.type_signature.result
+        end = _trace_end(
+            lambda counts, state: self.server(counts, state)[
+                slice(None) if has_state else 1
+            ],
+            own_type,
+            prepare.type_signature.result[1],
+        )
+        returned = end.type_signature.result
         inner_type = inner.next.type_signature.result[2].member
-        join = rtf.computation(_join, metrics_type, inner_type)
+        own_metrics = returned[1] if has_state else returned
+        join = rtf.computation(_join, own_metrics, inner_type)
 
         @fl.federated_computation
         def initialize() -> Any:
             return fl.federated_zip((own(), inner.initialize()))
 
-        begin: Any = initialize if keeps else inner.initialize
+        begin: Any = initialize if has_state else inner.initialize
 
-        @fl.federated_computation(
-            begin.type_signature.result,
-            fl.FederatedType(update_type, fl.CLIENTS),
-            fl.FederatedType(weight_type, fl.CLIENTS),
-        )
-        def merge(state: Any, update: Any, weight: Any) -> Any:
-            if not keeps:
-                prepared = fl.federated_map(prepare, (update, weight))
-                merged = inner.next(state, prepared[0], weight)
-                found = fl.federated_map(end, fl.federated_sum(prepared[1]))
-                joined = fl.federated_map(join, (found, merged[2]))
-                return merged[0], merged[1], joined
-            sent = fl.federated_broadcast(state[0])
-            prepared = fl.federated_map(prepare, (update, weight, sent))
-            merged = inner.next(state[1], prepared[0], weight)
+        def merge(state: Any, update: Any, weight: Any, values: Any) -> Any:
+            first, second = (state[0], state[1]) if has_state else (None, state)
+            own_values, inner_values = kept.split(values)
+            sent = [fl.federated_broadcast(first)] if has_state else []
+            prepared = fl.federated_map(prepare, (update, weight, *own_values, *sent))
+            merged = inner.next(second, prepared[0], weight, *inner_values)
             counts = fl.federated_sum(prepared[1])
-            ended = fl.federated_map(end, (state[0], counts))
-            joined = fl.federated_map(join, (ended[1], merged[2]))
-            return fl.federated_zip((ended[0], merged[0])), merged[1], joined
+            ended = fl.federated_map(end, (first, counts) if has_state else counts)
+            metrics = ended[1] if has_state else ended
+            joined = fl.federated_map(join, (metrics, merged[2]))
+            new_state = merged[0]
+            if has_state:
+                new_state = fl.federated_zip((ended[0], merged[0]))
+            new = kept.join(lambda: prepared[2], lambda: merged[3])
+            return new_state, merged[1], joined, new
 
-        return dataclasses.replace(inner, initialize=begin, next=merge)
+        state_type = begin.type_signature.result
+        return dataclasses.replace(
+            inner,
+            initialize=begin,
+            next=build_next(merge, state_type, update_type, weight_type, kept.state),
+            client_state=kept.state,
+        )
+
+
+class Kept(NamedTuple):
+    """The values that clients keep for two parts of a round.
+
+    Attributes:
+        first: The arrays that a client keeps for one part before its first round, or
+            None if it keeps nothing for it.
+        second: The arrays of the other part.
+    """
+
+    first: Any
+    second: Any
+
+    @property
+    def state(self) -> Any:
+        """A pair of the parts' arrays, the arrays of the only part, or None."""
+        parts = [part for part in self if part is not None]
+        return tuple(parts) if len(parts) > 1 else next(iter(parts), None)
+
+    def split(self, values: Any) -> tuple[list[Any], list[Any]]:
+        """Return the values at clients of each part: one value, or none."""
+        if self.first is not None and self.second is not None:
+            return [values[0]], [values[1]]
+        return (
+            [] if self.first is None else [values],
+            [] if self.second is None else [values],
+        )
+
+    def join(self, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+        """Join the new values at clients, which one function returns for each part."""
+        pairs = zip(self, (first, second), strict=True)
+        values = tuple(read() for part, read in pairs if part is not None)
+        return fl.federated_zip(values) if len(values) > 1 else next(iter(values), None)
+
+
+def build_next(
+    combine: Callable[[Any, Any, Any, Any], tuple[Any, Any, Any, Any]],
+    state_type: fl.Type,
+    update_type: fl.Type,
+    weight_type: fl.Type,
+    client_state: Any,
+) -> Any:
+    """Return `next` of an aggregation.
+
+    Args:
+        combine: The function of the state, updates, weights and kept values that
+            returns the state, the aggregate, metrics and kept values. Kept values are
+            None if clients keep nothing.
+        state_type: S@SERVER.
+        update_type: The type of a client's update.
+        weight_type: The type of a client's weight.
+        client_state: The arrays that a client keeps before its first round, or None.
+    """
+    types = [
+        state_type,
+        fl.FederatedType(update_type, fl.CLIENTS),
+        fl.FederatedType(weight_type, fl.CLIENTS),
+    ]
+    if client_state is None:
+
+        @fl.federated_computation(*types)
+        def merge(state: Any, update: Any, weight: Any) -> Any:
+            return combine(state, update, weight, None)[:3]
+
+        return merge
+    kept_type = fl.FederatedType(type_of_arrays(client_state), fl.CLIENTS)
+
+    @fl.federated_computation(*types, kept_type)
+    def merge_and_keep(state: Any, update: Any, weight: Any, kept: Any) -> Any:
+        return combine(state, update, weight, kept)
+
+    return merge_and_keep
+
+
+def type_of_arrays(arrays: Any) -> fl.Type:
+    """Return the type of a structure of arrays."""
+    return fl.to_type(
+        tf.nest.map_structure(lambda a: fl.TensorType(a.dtype.type, a.shape), arrays)
+    )
+
+
+def _trace(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
+    """Return the computation of a client; it takes no state if that is empty."""
+    if is_empty(state_type):
+        return rtf.computation(
+            lambda update, weight: client(update, weight, ()), *given
+        )
+    return rtf.computation(
+        lambda update, weight, state: client(update, weight, state),  # noqa: PLW0108 (its arguments are counted)
+        *given,
+        state_type,
+    )
+
+
+def _trace_keeping(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
+    """Return the computation of a client that keeps values, which it takes third."""
+    if is_empty(state_type):
+        return rtf.computation(
+            lambda update, weight, own: client(update, weight, (), own), *given
+        )
+    return rtf.computation(
+        lambda update, weight, own, state: client(update, weight, state, own),
+        *given,
+        state_type,
+    )
+
+
+def _trace_end(server: Callable[..., Any], state_type: Any, sums_type: fl.Type) -> Any:
+    """Return the computation of a server; it takes no state if that is empty."""
+    if is_empty(state_type):
+        return rtf.computation(lambda sums: server(sums, ()), sums_type)
+    return rtf.computation(
+        lambda state, sums: server(sums, state), state_type, sums_type
+    )
 
 
 def is_empty(type_spec: fl.Type) -> bool:
@@ -284,15 +454,35 @@ def _no_measurements() -> Any:
     return fl.federated_eval(nothing, fl.SERVER)
 
 
-def _join(first: Any, second: Any) -> "OrderedDict[str, Any]":
-    """Return one struct by name of two."""
-    return OrderedDict(
-        item for struct in (first, second) if struct for item in struct.items()
-    )
+def _join(own: Any, inner: Any) -> "OrderedDict[str, Any]":
+    """Return the metrics of an aggregator and of the one inside it.
+
+    A name that the inner one has, too, gets a suffix such as `_1`, as Keras names its
+    metrics.
+    """
+    inner_metrics: dict[str, Any] = dict(inner or {})
+    joined: OrderedDict[str, Any] = OrderedDict()
+    for name, value in (own or {}).items():
+        names = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1)))
+        free = (n for n in names if n not in inner_metrics and n not in joined)
+        joined[next(free)] = value
+    return OrderedDict(joined | inner_metrics)
 
 
-def norm_of(update: Any) -> tf.Tensor:
-    """Return the Euclidean norm of all floats of an update as one vector, f32[]."""
+def norm_of(update: Any, order: float = 2) -> tf.Tensor:
+    """Return the norm of all floats of an update as one vector, f32[].
+
+    Args:
+        update: A structure of tensors.
+        order: 2 for the Euclidean norm, infinity for the largest absolute value.
+    """
+    if order == math.inf:
+        largest = [
+            tf.reduce_max(tf.abs(tf.cast(t, tf.float32)))
+            for t in tf.nest.flatten(update)
+            if t.dtype.is_floating
+        ]
+        return tf.reduce_max([tf.constant(0.0), *largest])
     squares = [
         tf.reduce_sum(tf.square(tf.cast(t, tf.float32)))
         for t in tf.nest.flatten(update)
@@ -345,6 +535,11 @@ class Mean(Summed):
 
     weighted: bool = True
 
+    @property
+    @override
+    def sums_show_broken(self) -> bool:
+        return self.weighted  # 0 * NaN is NaN, but a weight that is NaN counts as 0
+
     @override
     def client(self, update: Any, weight: Any, state: Any) -> Any:
         counted = weight if self.weighted else tf.cast(weight > 0, weight.dtype)
@@ -391,25 +586,44 @@ class WithSum(Aggregator):
 
     inner: Aggregator
 
+    @property
     @override
-    def build(self, update_type: Any, weight_type: fl.Type) -> Part:
+    def sums_show_broken(self) -> bool:
+        return self.inner.sums_show_broken
+
+    @override
+    def count_bytes(self, update_type: Any) -> int | None:
+        (_, first), (_, second) = update_type.items()
+        counts = self.inner.count_bytes(first), count_bytes(second)
+        return None if None in counts else sum(filter(None, counts))
+
+    @override
+    def build(self, update_type: Any, weight_type: fl.Type) -> Aggregation:
         (first, first_type), (second, second_type) = update_type.items()
         inner = self.inner.build(first_type, weight_type)
+        if inner.privacy is not None:
+            raise errors.ConfigError(
+                "Expected an aggregator without noise beside a sum, found one that"
+                " promises privacy: the server would see the sum without noise."
+            )
         others = Sum().build(second_type, weight_type)
 
-        @fl.federated_computation(
-            inner.initialize.type_signature.result,
-            fl.FederatedType(update_type, fl.CLIENTS),
-            fl.FederatedType(weight_type, fl.CLIENTS),
-        )
-        def merge(state: Any, update: Any, weight: Any) -> Any:
-            merged = inner.next(state, _member(update, first, 0), weight)
+        kept = Kept(None, inner.client_state)
+
+        def merge(state: Any, update: Any, weight: Any, values: Any) -> Any:
+            _, given = kept.split(values)
+            merged = inner.next(state, _member(update, first, 0), weight, *given)
             nothing = others.initialize()
             summed = others.next(nothing, _member(update, second, 1), weight)
             both = fl.federated_zip((merged[1], summed[1]))
-            return merged[0], both, merged[2]
+            new = kept.join(lambda: None, lambda: merged[3])
+            return merged[0], both, merged[2], new
 
-        return dataclasses.replace(inner, next=merge)
+        state_type = inner.initialize.type_signature.result
+        merge_pairs = build_next(
+            merge, state_type, update_type, weight_type, kept.state
+        )
+        return dataclasses.replace(inner, next=merge_pairs)
 
 
 def _member(update: Any, name: str | None, index: int) -> Any:
@@ -427,9 +641,9 @@ def inner_or_mean(inner: Aggregator | None) -> Aggregator:
     return inner
 
 
-def expect_aggregator(value: object, *others: type) -> None:
-    """Raise ValueMismatchError unless a value is an aggregator, or of other classes."""
-    if not isinstance(value, (Aggregator, *others)):
+def expect_aggregator(value: object) -> None:
+    """Raise ValueMismatchError unless a value is an aggregator."""
+    if not isinstance(value, Aggregator):
         raise errors.ValueMismatchError(
             "Expected an aggregator, found"
             f" {errors.describe(value)}: pass an object, such as"
@@ -462,8 +676,8 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
 def with_sum(inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of pairs, whose second part is summed over clients.
 
-    State and metrics are those of `inner`; the second part is neither clipped nor given
-    noise.
+    State and metrics are those of `inner`. The second part is neither clipped nor given
+    noise, so `inner` may not promise privacy.
 
     Args:
         inner: aggregates the first part, by default the weighted mean.

@@ -11,16 +11,17 @@ Sources:
 """
 
 import dataclasses
+import math
 from collections import OrderedDict
 from typing import Any, Literal
 
-import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import (
+    Aggregation,
     Aggregator,
     Prepared,
     inner_or_mean,
@@ -28,7 +29,6 @@ from ray_fed.learning.aggregators.aggregator import (
     scaled,
 )
 from ray_fed.learning.checks import check_number, check_positive
-from ray_fed.learning.processes import Part
 from ray_fed.learning.tensors import narrowed
 
 
@@ -68,22 +68,22 @@ class Bounded(Prepared):
         inner: takes the bounded updates.
         norm: the bound.
         kind: what happens above it.
+        norm_order: Order of the norm of "zeroed" updates, 2 or infinity.
     """
 
     inner: Aggregator
     norm: float | AdaptiveNorm
     kind: Literal["clipped", "zeroed"]
+    norm_order: float = 2
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
-        part = super().build(update_type, weight_type)
-        if part.privacy is not None and isinstance(self.norm, AdaptiveNorm):
+    def check_inner(self, inner: Aggregation) -> None:
+        if inner.privacy is not None and isinstance(self.norm, AdaptiveNorm):
             raise errors.ConfigError(
                 "Expected a fixed bound before an aggregator with noise, found one that"
-                " follows the clients' norms without noise: give"
+                " follows the clients' norms without noise: pass"
                 ' `clip_norm="adaptive"` to dp_mean.'
             )
-        return part
 
     @override
     def initial_state(self) -> Any:
@@ -94,8 +94,10 @@ class Bounded(Prepared):
     @override
     def client(self, update: Any, weight: Any, state: Any) -> Any:
         (bound,) = state
-        limit = clip if self.kind == "clipped" else _zero
-        bounded, norm = limit(update, bound)
+        if self.kind == "clipped":
+            bounded, norm = clip(update, bound)
+        else:
+            bounded, norm = _zero(update, bound, self.norm_order)
         counts = tf.cast(weight > 0, tf.float32)
         above = tf.cast(norm > bound, tf.float32)
         return narrowed(bounded, update), (counts, counts * above, counts * norm)
@@ -132,19 +134,34 @@ def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggr
 
 
 @tracebacks.shorten
-def zeroed(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:
-    """Return an aggregator that makes zeros of updates whose norm is above one.
+def zeroed(
+    norm: float | AdaptiveNorm,
+    inner: Aggregator | None = None,
+    *,
+    norm_order: float = 2,
+) -> Aggregator:
+    """Return an aggregator that replaces updates of a large norm by zeros.
 
     Metrics: `zero_norm` of the round and `share_zeroed` of the clients.
 
     Args:
-        norm: of all floats of an update as one vector, > 0; or how it adapts.
+        norm: The largest norm that an update may have, > 0, or an `AdaptiveNorm`. The
+            norm is that of all floats of an update as one vector.
         inner: aggregates what is left, by default the weighted mean.
+        norm_order: 2 for the Euclidean norm, which grows with the size of the model, or
+            `math.inf` for the largest absolute value of a coordinate, which is the
+            default of TensorFlow Federated's `zeroing_factory`.
 
     Raises:
-        ConfigError: `norm` is not above 0 and finite.
+        ConfigError: `norm` is not above 0 and finite, or `norm_order` is neither 2 nor
+            infinity.
     """
-    return Bounded(inner_or_mean(inner), _check_norm(norm), "zeroed")
+    if isinstance(norm_order, bool) or norm_order not in (2, math.inf):
+        raise errors.ConfigError(
+            "Expected `norm_order` to be 2 or `math.inf`, found"
+            f" {errors.describe(norm_order)}."
+        )
+    return Bounded(inner_or_mean(inner), _check_norm(norm), "zeroed", norm_order)
 
 
 def clip(update: Any, bound: Any) -> tuple[Any, Any]:
@@ -157,8 +174,8 @@ def clip(update: Any, bound: Any) -> tuple[Any, Any]:
     return scaled(update, factor), norm
 
 
-def _zero(update: Any, bound: Any) -> tuple[Any, Any]:
-    norm = norm_of(update)
+def _zero(update: Any, bound: Any, order: float) -> tuple[Any, Any]:
+    norm = norm_of(update, order)
     return scaled(update, tf.cast(norm <= bound, tf.float32)), norm
 
 

@@ -1,18 +1,32 @@
-"""Median and trimmed mean: what a few broken clients cannot move far.
+"""Robust aggregators: what a few broken clients cannot move far.
 
-Both need all updates of a round at once. A partial is a table with a row for each
-client, of a fixed size, so that a worker takes `max_clients` times the size of an
-update for each partial that it holds. Rows are put one after another and sorted at the
-end, so the result is exact, and the same for any cut of the clients.
+    median, trimmed_mean   the middle of each coordinate's values
+    multi_krum             the mean of the updates that have the nearest neighbors
+    geometric_median       the point with the smallest sum of distances to all updates
+
+All of these need the updates of a round at once. A partial is a table with a row for
+each client, of a fixed size, so that a worker takes `max_clients` times the size of an
+update for each partial that it holds. Rows are put one after another in client order
+and combined at the end, so the result is exact, and the same for any cut of the
+clients.
 
 Sources:
     Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: Byzantine-Robust
     Distributed Learning: Towards Optimal Statistical Rates. ICML 2018,
     https://arxiv.org/abs/1803.01498, Definitions 1 and 2.
+
+    Peva Blanchard, El Mahdi El Mhamdi, Rachid Guerraoui, Julien Stainer: Machine
+    Learning with Adversaries: Byzantine Tolerant Gradient Descent. NeurIPS 2017,
+    https://arxiv.org/abs/1703.02757 (Krum and Multi-Krum).
+
+    Krishna Pillutla, Sham M. Kakade, Zaid Harchaoui: Robust Aggregation for Federated
+    Learning. IEEE Transactions on Signal Processing 70, 2022,
+    https://arxiv.org/abs/1912.13445 (the smoothed Weiszfeld algorithm).
 """
 
 # pyright: reportUnknownLambdaType=false
 
+import abc
 import dataclasses
 from collections import OrderedDict
 from typing import Any
@@ -22,31 +36,47 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.checks import check_number, read_whole
-from ray_fed.learning.processes import Part, build_initialize
-from ray_fed.learning.tensors import require, specs_of, widened
+from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.aggregators.aggregator import Aggregation, Aggregator
+from ray_fed.learning.checks import check_number, check_positive
+from ray_fed.learning.processes import build_initialize
+from ray_fed.learning.tensors import averaged, require, specs_of, widened
+
+_MOST_ITERATIONS = 1000
+"""Each iteration adds a few operations to the graph."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Ranked(Aggregator):
-    """Averages the middle of each coordinate's values; see `median`, `trimmed_mean`.
+class Tabled(Aggregator):
+    """Combines a table with the updates of all clients of a round.
 
     Attributes:
-        max_clients: rows of the table.
-        trimmed_share: cut off at either end; None: all but the middle one or two.
+        max_clients: Number of rows of the table.
     """
 
     max_clients: int
-    trimmed_share: float | None
+
+    @abc.abstractmethod
+    def combine(
+        self, rows: Any, weights: tf.Tensor, count: tf.Tensor
+    ) -> tuple[Any, "OrderedDict[str, Any]"]:
+        """Return the aggregate, and metrics by name.
+
+        Args:
+            rows: The updates, in client order. Each tensor has a first axis of
+                `max_clients`. Rows from `count` on are zeros.
+            weights: The clients' weights, f32[max_clients]. Only clients of a weight
+                above 0 have a row.
+            count: The number of clients, i32[].
+        """
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Aggregation:
         initialize = build_initialize(())
-        rows = _Rows(update_type, weight_type, self.max_clients)
-        finish = self._build_finish(rows)
+        table = _Table(update_type, weight_type, self.max_clients)
+        finish = self._build_finish(table)
 
         @fl.federated_computation(
             initialize.type_signature.result,
@@ -54,33 +84,50 @@ class Ranked(Aggregator):
             fl.FederatedType(weight_type, fl.CLIENTS),
         )
         def merge(state: Any, update: Any, weight: Any) -> Any:
-            table = fl.federated_aggregate(
+            filled = fl.federated_aggregate(
                 fl.federated_zip((update, weight)),
-                rows.zero(),
-                rows.accumulate,
-                rows.merge,
-                rows.report,
+                table.zero(),
+                table.accumulate,
+                table.merge,
+                table.report,
             )
-            ended = fl.federated_map(finish, table)
+            ended = fl.federated_map(finish, filled)
             return state, ended[0], ended[1]
 
-        return Part(initialize, merge)
+        return Aggregation(initialize, merge)
 
-    def _build_finish(self, rows: "_Rows") -> Any:
-        @rtf.computation(rows.table_type)
+    def _build_finish(self, table: "_Table") -> Any:
+        @rtf.computation(table.table_type)
         def finish(table: Any) -> Any:
-            held, count = table
+            (rows, weights), count = table
             (count,) = require(
                 count <= self.max_clients,
                 f"Expected at most {self.max_clients} clients, `max_clients` of the"
                 " aggregator, found more in a round: raise it",
                 count,
             )
-            cut = self._num_cut(count)
-            middle = tf.nest.map_structure(lambda t: _middle(t, cut, count), held)
-            return middle, OrderedDict(num_aggregated=count, num_trimmed=2 * cut)
+            return self.combine(rows, weights, count)
 
         return finish
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked(Tabled):
+    """Averages the middle of each coordinate's values; see `median`, `trimmed_mean`.
+
+    Attributes:
+        max_clients: See `Tabled`.
+        trimmed_share: cut off at either end; None: all but the middle one or two.
+    """
+
+    max_clients: int
+    trimmed_share: float | None
+
+    @override
+    def combine(self, rows: Any, weights: tf.Tensor, count: tf.Tensor) -> Any:
+        cut = self._num_cut(count)
+        middle = tf.nest.map_structure(lambda t: _middle(t, cut, count), rows)
+        return middle, OrderedDict(num_aggregated=count, num_trimmed=2 * cut)
 
     def _num_cut(self, count: Any) -> Any:
         if self.trimmed_share is None:
@@ -88,6 +135,86 @@ class Ranked(Aggregator):
         exact = tf.cast(count, tf.float64) * self.trimmed_share
         # A share such as 0.1 of 10 clients is not to fall below 1 by its last bit.
         return tf.cast(tf.floor(exact + 1e-9), tf.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiKrum(Tabled):
+    """See `multi_krum`.
+
+    Attributes:
+        max_clients: See `Tabled`.
+        num_broken: f of the paper.
+        num_selected: m of the paper.
+    """
+
+    max_clients: int
+    num_broken: int
+    num_selected: int
+
+    @property
+    def least_clients(self) -> int:
+        """The least number of clients that a round may have."""
+        return max(2 * self.num_broken + 3, self.num_selected)
+
+    @override
+    def combine(self, rows: Any, weights: tf.Tensor, count: tf.Tensor) -> Any:
+        (count,) = require(
+            tf.logical_or(count == 0, count >= self.least_clients),
+            f"Expected at least {self.least_clients} clients in a round, for"
+            f" `num_broken={self.num_broken}` and `num_selected={self.num_selected}` of"
+            " `multi_krum`, found fewer: lower these, or choose more clients",
+            count,
+        )
+        is_row = tf.range(self.max_clients) < count
+        is_self = tf.eye(self.max_clients, dtype=tf.bool)
+        is_pair = is_row[:, None] & is_row[None] & tf.logical_not(is_self)
+        gram = _gram(rows)
+        norms = tf.linalg.diag_part(gram)
+        distances = tf.maximum(norms[:, None] + norms[None] - 2 * gram, 0.0)
+        distances = tf.where(is_pair, distances, np.inf)
+        nearest = tf.range(self.max_clients) < count - self.num_broken - 2
+        scores = tf.reduce_sum(
+            tf.where(nearest[None], tf.sort(distances), tf.zeros_like(distances)), 1
+        )
+        order = tf.argsort(tf.where(is_row, scores, np.inf), stable=True)
+        is_chosen = tf.argsort(order, stable=True) < self.num_selected
+        shares = tf.cast(is_chosen & is_row, tf.float64)
+        metrics = OrderedDict(
+            num_aggregated=count, num_selected=tf.minimum(count, self.num_selected)
+        )
+        return averaged(_mean_of_rows(rows, shares), rows), metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class GeometricMedian(Tabled):
+    """See `geometric_median`.
+
+    Attributes:
+        max_clients: See `Tabled`.
+        num_iterations: R of the paper.
+        smoothing: nu of the paper.
+    """
+
+    max_clients: int
+    num_iterations: int
+    smoothing: float
+
+    @override
+    def combine(self, rows: Any, weights: tf.Tensor, count: tf.Tensor) -> Any:
+        # Each point of the algorithm is a mean of rows, so that inner products of rows
+        # are enough to compute its distances.
+        gram, alphas = _gram(rows), tf.cast(weights, tf.float64)
+        norms, betas = tf.linalg.diag_part(gram), alphas
+        for step in range(self.num_iterations):
+            squares = norms  # of the distances to the first point, zero
+            if step:
+                shares = tf.math.divide_no_nan(betas, tf.reduce_sum(betas))
+                products = tf.linalg.matvec(gram, shares)
+                squares += tf.tensordot(shares, products, 1) - 2 * products
+            distances = tf.sqrt(tf.maximum(squares, 0.0))
+            betas = alphas / tf.maximum(distances, self.smoothing)
+        metrics = OrderedDict(num_aggregated=count)
+        return averaged(_mean_of_rows(rows, betas), rows), metrics
 
 
 @tracebacks.shorten
@@ -128,14 +255,86 @@ def trimmed_mean(trimmed_share: float, *, max_clients: int) -> Aggregator:
     return Ranked(read_whole("max_clients", max_clients, 1), trimmed_share)
 
 
-class _Rows:
-    """A table of updates as the partial of an aggregation: <rows, number of them>."""
+@tracebacks.shorten
+def multi_krum(
+    num_broken: int, num_selected: int = 1, *, max_clients: int
+) -> Aggregator:
+    """Return the mean of the updates that have the nearest neighbors.
+
+    The score of a client is the sum of the squared Euclidean distances from its update
+    to the `n - num_broken - 2` nearest other updates, where n is the number of clients
+    in the round. The clients with the lowest scores are selected. Of equal scores, the
+    first client's counts. Each client whose weight is above 0 counts the same. Metrics:
+    `num_aggregated`, the number of clients, and `num_selected`.
+
+    A round with fewer than `2 * num_broken + 3` clients, or with fewer than
+    `num_selected`, is an error, but a round without clients is not.
+
+    Args:
+        num_broken: f of the paper: the number of clients in a round whose updates may
+            be anything, >= 0.
+        num_selected: m of the paper: the number of updates in the mean, >= 1. With 1,
+            this is Krum.
+        max_clients: The largest number of clients in a round, at least the least that a
+            round may have. More clients are an error. A partial takes this many times
+            the bytes of an update.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+    """
+    num_broken = read_whole("num_broken", num_broken, 0)
+    num_selected = read_whole("num_selected", num_selected, 1)
+    max_clients = read_whole("max_clients", max_clients, 1)
+    made = MultiKrum(max_clients, num_broken, num_selected)
+    if made.least_clients > max_clients:
+        raise errors.ConfigError(
+            f"Expected `max_clients` of at least {made.least_clients}, which is"
+            " `2 * num_broken + 3` or `num_selected`, found"
+            f" {max_clients}: lower `num_broken` and `num_selected`, or raise"
+            " `max_clients` and choose more clients for each round."
+        )
+    return made
+
+
+@tracebacks.shorten
+def geometric_median(
+    *, max_clients: int, num_iterations: int = 10, smoothing: float = 1e-6
+) -> Aggregator:
+    """Return the weighted geometric median, by the smoothed Weiszfeld algorithm.
+
+        beta_k = alpha_k / max(smoothing, |v - delta_k|)
+        v <- sum_k beta_k delta_k / sum_k beta_k
+
+    alpha_k is the weight of client k, such as its number of examples. v begins with
+    zeros, which are the weights of the server. An update far away from the others moves
+    the result little, whatever its size. Metric: `num_aggregated`, the number of
+    clients.
+
+    Args:
+        max_clients: The largest number of clients in a round, >= 1. More clients are an
+            error. A partial takes this many times the bytes of an update.
+        num_iterations: R of the paper: the number of steps, 1 to 1,000.
+        smoothing: nu of the paper: the least distance that a step divides by, > 0.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+    """
+    check_positive("smoothing", smoothing)
+    return GeometricMedian(
+        read_whole("max_clients", max_clients, 1),
+        read_whole("num_iterations", num_iterations, 1, _MOST_ITERATIONS),
+        smoothing,
+    )
+
+
+class _Table:
+    """The partial of an aggregation: <<updates, weights>, number of rows>."""
 
     def __init__(self, update_type: Any, weight_type: Any, size: int) -> None:
-        @rtf.computation(update_type)
-        def widen(update: Any) -> Any:
+        @rtf.computation(fl.to_type((update_type, weight_type)))
+        def widen(value: Any) -> Any:
             held = tf.nest.map_structure(
-                lambda t: tf.zeros([size, *t.shape], t.dtype), update
+                lambda t: tf.zeros([size, *t.shape], t.dtype), value
             )
             return held, tf.constant(0)
 
@@ -151,12 +350,12 @@ class _Rows:
         @rtf.computation(table_type, (update_type, weight_type))
         def accumulate(table: Any, value: Any) -> Any:
             held, count = table
-            update, weight = value
+            _, weight = value
             here = tf.logical_and(tf.range(size) == count, weight > 0)
             held = tf.nest.map_structure(
                 lambda rows, t: tf.where(_as_column(here, t), t[None], rows),
                 held,
-                update,
+                value,
             )
             return held, count + tf.cast(weight > 0, tf.int32)
 
@@ -199,3 +398,26 @@ def _middle(rows: Any, cut: Any, count: Any) -> Any:
     total = tf.reduce_sum(values, axis=0)
     middle = tf.math.divide_no_nan(total, tf.cast(count - 2 * cut, total.dtype))
     return tf.cast(middle, rows.dtype) if rows.dtype.is_floating else middle
+
+
+def _gram(rows: Any) -> tf.Tensor:
+    """Return the inner products of all rows, f64[max_clients, max_clients]."""
+    products = tf.zeros([], tf.float64)
+    for tensor in tf.nest.flatten(rows):
+        flat = tf.cast(tf.reshape(tensor, [tensor.shape[0], -1]), tf.float64)
+        products += tf.matmul(flat, flat, transpose_b=True)
+    return products
+
+
+def _mean_of_rows(rows: Any, shares: tf.Tensor) -> Any:
+    """Return the mean of rows by shares, in types to add up in; 0 if all are 0."""
+    total = tf.reduce_sum(shares)
+    shares = tf.math.divide_no_nan(shares, total)
+
+    def average(tensor: Any) -> tf.Tensor:
+        wide = widened(tensor)
+        if not wide.dtype.is_floating:
+            wide = tf.cast(wide, tf.float64)
+        return tf.tensordot(tf.cast(shares, wide.dtype), wide, 1)
+
+    return tf.nest.map_structure(average, rows)

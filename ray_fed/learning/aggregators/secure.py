@@ -19,12 +19,14 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.tracebacks as tracebacks
+from ray_fed.language.type_checks import read_whole
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     Summed,
     refuse_statistics,
 )
-from ray_fed.learning.checks import check_positive, read_whole
+from ray_fed.learning.checks import check_positive
+from ray_fed.learning.tensors import specs_of
 
 _MOST_BITS = 32
 
@@ -52,6 +54,16 @@ class SecureMean(Summed):
     def check(self, update_type: fl.Type) -> None:
         why = "rounding may put variances below zero"
         refuse_statistics(update_type, "secure_mean", why)
+
+    @override
+    def count_bytes(self, update_type: fl.Type) -> int | None:
+        bits = self.modulus.bit_length() - 1
+        sizes = [
+            None if spec.shape.rank is None else spec.shape.num_elements()
+            for spec in tf.nest.flatten(specs_of(update_type))
+        ]
+        known = [-(-size * bits // 8) for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
 
     @property
     def _step(self) -> float:

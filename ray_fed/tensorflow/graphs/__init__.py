@@ -1,1 +1,1 @@
-"""Serialised graphs: read, made safe to run many times, keyed."""
+"""Serialized graphs: how they are written, identified, loaded and keyed."""

@@ -1,14 +1,14 @@
-"""Runs Python functions inside of graphs on the thread that called the graph.
+"""Runs Python functions of graphs on the thread that called the graph, for debuggers.
 
-TensorFlow calls a `tf.py_function` or `tf.numpy_function` from a thread of its pool. To
-be stepped through, such a function must run where its caller waits:
+TensorFlow calls a `tf.py_function` or `tf.numpy_function` from a thread of its pool. A
+debugger can step through such a function only on the thread that waits for the graph:
 
     calling thread                        thread of the call
         | starts it                           |
-        | waits, calls what arrives  <------- the graph runs, on TensorFlow's threads
+        | waits, runs functions    <--------- the graph runs, on TensorFlow's threads
         | returns the graph's result <------- |
 
-The graph is executed as ever, so its bits are the same.
+The bits of the result are the same.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "ray_fed_callbacks", default=False
 )
 _one_graph = threading.RLock()
-"""Held while functions are redirected: TensorFlow's table of them is the process's."""
+"""Held while functions are redirected, because all graphs share TensorFlow's table."""
 
 
 @contextlib.contextmanager
 def on_calling_thread() -> Generator[None]:
-    """Have Python functions of graphs that are called inside run on this thread."""
+    """Run Python functions of graphs that are called in this block on this thread."""
     token = _wanted.set(True)
     try:
         yield
@@ -48,7 +48,7 @@ def on_calling_thread() -> Generator[None]:
 
 
 def call(function: Callable[..., _T], *args: Any) -> _T:
-    """Call what runs a graph, under `on_calling_thread` as that says."""
+    """Call a function that runs a graph, in the way that `on_calling_thread` sets."""
     if not _wanted.get():
         return function(*args)
     desk = _Desk()
@@ -57,10 +57,10 @@ def call(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def keep(traced: Any, owner: Any) -> None:
-    """Let the Python functions of a traced graph live as long as another graph.
+    """Keep the Python functions of a traced graph until another graph is freed.
 
-    TensorFlow forgets them with the graph that they were written in, which the message
-    made of it outlives.
+    TensorFlow drops them with the graph that they were traced in, but the message of
+    that graph lives longer.
     """
     kept = getattr(owner, "_py_funcs_used_in_graph", [])
     kept.extend(getattr(traced, "_py_funcs_used_in_graph", []))
@@ -68,10 +68,11 @@ def keep(traced: Any, owner: Any) -> None:
 
 
 def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
-    """Call a function, as TensorFlow would: in a context of its own.
+    """Call a function in an empty context, as TensorFlow does, and set the future.
 
     Raises:
-        BaseException: an interrupt; the thread that waits for the future gets an error.
+        BaseException: An interrupt. The thread that waits for the future gets another
+            error.
     """
     try:
         future.set_result(contextvars.Context().run(call))
@@ -83,11 +84,11 @@ def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
 
 
 class _Interrupted(errors.UserError):
-    """The caller of the graph was interrupted, and no longer waits for it."""
+    """The caller of the graph was interrupted and no longer waits."""
 
 
 class _Desk:
-    """Where a thread waits for one piece of work, and does what that asks for."""
+    """Runs a piece of work on another thread, and its Python functions on this one."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[
@@ -96,13 +97,13 @@ class _Desk:
         self._is_open = True
 
     def serve(self, work: Callable[[], _T]) -> _T:
-        """Run the work on another thread, and here what it orders, until it ends."""
+        """Start the work, and run the functions that it orders until it ends."""
         ended: Future[_T] = Future()
 
         def run() -> None:
             try:
                 ended.set_result(work())
-            except BaseException as error:  # noqa: BLE001 (raised again by who waits)
+            except BaseException as error:  # noqa: BLE001 (`result` raises it again)
                 ended.set_exception(error)
             finally:
                 self._orders.put(None)
@@ -119,7 +120,7 @@ class _Desk:
         return ended.result()
 
     def order(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Have a function run where `serve` waits, and return its result."""
+        """Run a function on the thread of `serve` and return its result."""
         future: Future[Any] = Future()
         self._orders.put((future, functools.partial(function, *args)))
         while not wait([future], _CHECK_PERIOD_S).done:
@@ -129,7 +130,7 @@ class _Desk:
 
 
 class _Redirected(script_ops.EagerFunc):
-    """A `tf.py_function` that runs at a desk; what it converts, it converts there."""
+    """A `tf.py_function` that runs at a desk, including its conversions of tensors."""
 
     def __init__(self, target: Callable[..., Any], desk: _Desk) -> None:
         self._target = target

@@ -1,32 +1,11 @@
-"""The `pb.TensorFlow` message: which tensors of a graph are parameter and result.
+"""The `pb.TensorFlow` message: a graph, and the tensors of its parameter and result.
 
-Tracing binds a typed parameter to placeholders and a result to tensors; loading
-reads the same bindings back. A sequence is bound by the variant tensor of its
-dataset, or, as newer TensorFlow Federated writes it, by its serialised graph.
+Tracing binds a typed parameter to placeholders and a result to tensors. Loading reads
+these bindings. A sequence is bound by the variant tensor of its dataset, or by the
+dataset's serialized graph, as newer versions of TensorFlow Federated do.
 
-The lines where a computation and its nodes were traced travel in its graph. They stand
-where TensorFlow itself keeps the source of nodes, in the graph's debug information;
-that of the computation under a key that is the name of no node. So no op and no tensor
-of the graph differs, those who do not know the key pass over it, and what a graph draws
-or computes never depends on it. A node has a line where the user's code
-made it: the function that is traced, or a layer, a loss or a metric that ray_fed calls.
-Of a file only the last part of its path is kept: a message may travel further than a
-home directory should.
-
-A graph holds no Python function, only a number for it (`pyfunc_0`) in a table of the
-process that wrote the graph. Another process may have another function under that
-number, so the table cannot tell whether a graph may run. The graph itself can: a
-traced graph with such functions names the process that traced it.
-
-TensorFlow counts the functions that a process traces, and the count is part of their
-names. Named by their places in the graph, the same code makes the same graph, however
-much was traced before.
-
-Two messages become one where the second takes a sequence that the first returned:
-
-    rows -> Batch(rows)          batches -> Reduce(batches)      two messages
-    rows -> Reduce(Batch(rows))                                  one, without a dataset
-                                                                 that anybody would see
+The graph's debug information also has the lines of the user's code for errors, see
+`write_places`. Nothing else of the graph depends on them.
 """
 
 import copy
@@ -48,34 +27,36 @@ from tensorflow.python.framework import ops  # no public name
 import ray_fed.errors as errors
 import ray_fed.tensorflow.tensors.datasets as datasets
 import ray_fed.tracebacks as tracebacks
+from ray_fed.language import trees
 from ray_fed.language.structs import Struct, to_struct
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.tensors import specs
 
-# TensorFlow makes these classes as it is imported: a type checker sees none of them.
+# TensorFlow creates these classes on import, so type checkers do not know them.
 GraphDef: TypeAlias = Any
 """A graph: its nodes, and a library of functions that they call."""
 
 NodeDef: TypeAlias = Any
-"""An op of a graph or of a function: its kind, inputs and attributes."""
+"""An op of a graph or of a function, with its kind, inputs and attributes."""
 
 FunctionDef: TypeAlias = Any
-"""A function of a graph's library: its signature, and nodes of its own."""
+"""A function of a graph's library, with its signature and nodes."""
 
 TensorFlowMessage: TypeAlias = Any
 """A `pb.TensorFlow`: a graph, and the tensors bound to its argument and result."""
 
 
 _COMPUTATION_KEY = "ray_fed computation"
+"""A key of the graph's debug information that is not the name of a node."""
 
 
 class Place(NamedTuple):
     """A line of the user's code.
 
     Attributes:
-        file: the last part of its path.
-        line: its number.
-        name: of the function.
+        file: The last part of the file's path.
+        line: Line number.
+        name: Name of the function.
     """
 
     file: str
@@ -84,7 +65,7 @@ class Place(NamedTuple):
 
 
 def write(graph_def: GraphDef, fn: Callable[..., Any]) -> None:
-    """Note in a GraphDef which Python function it was traced from."""
+    """Record the Python function that a GraphDef was traced from, for errors."""
     function = _innermost(fn)
     name = getattr(function, "__name__", type(function).__name__)
     called = function if hasattr(function, "__code__") else type(function).__call__
@@ -96,7 +77,7 @@ def write(graph_def: GraphDef, fn: Callable[..., Any]) -> None:
 
 
 def read(graph_def: GraphDef) -> str:
-    """Return what an error calls the computation: what `write` noted, if it did."""
+    """Return the name of the computation for errors, with its line if known."""
     debug_info = graph_def.debug_info
     if _COMPUTATION_KEY not in debug_info.traces:
         return "a TensorFlow computation"
@@ -106,7 +87,7 @@ def read(graph_def: GraphDef) -> str:
 
 
 def _innermost(fn: Any) -> Any:
-    """Return the function that a user wrote, inside of what wraps it."""
+    """Return the function that the user wrote, without its wrappers."""
     fn = inspect.unwrap(getattr(fn, "python_function", fn))
     while isinstance(fn, functools.partial):
         fn = inspect.unwrap(fn.func)
@@ -114,7 +95,12 @@ def _innermost(fn: Any) -> Any:
 
 
 def write_places(graph_def: GraphDef, graph: tf.Graph) -> None:
-    """Note in a GraphDef which lines of the user's code made its nodes."""
+    """Record the lines of the user's code that made the nodes of a GraphDef.
+
+    These are lines of the traced function, and of layers, losses and metrics that
+    ray_fed calls. Only the last part of a file's path is recorded, because a message
+    can leave the user's machine.
+    """
     places: dict[str, Place | None] = {}
     searched: set[str] = set()  # scopes of layers that the user did not write
     for each in _with_functions(graph):
@@ -139,7 +125,7 @@ def write_places(graph_def: GraphDef, graph: tf.Graph) -> None:
 
 
 def place_of(graph_def: GraphDef, text: str) -> str:
-    """Return a sentence on the line that made the node an error's text names, or ""."""
+    """Return a sentence about the line of the node that an error names, or ""."""
     debug_info = graph_def.debug_info
     node = _NODE.search(text)
     named = [node[1]] if node else []
@@ -155,11 +141,11 @@ def place_of(graph_def: GraphDef, text: str) -> str:
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _NAME = re.compile(r"\((\w[\w./>-]*/[\w./>-]+):\d+\)")
-"""Of a tensor, in what an assertion shows."""
+"""The name of a tensor in the message of an assertion."""
 
 
 def _with_parents(names: Iterable[str]) -> Iterator[str]:
-    """Yield names of nodes; each without a number at its end; then its scopes."""
+    """Yield names and the scopes around them, each also without a final number."""
     for name in names:
         parts = name.split("/")
         for end in range(len(parts), 0, -1):
@@ -169,7 +155,6 @@ def _with_parents(names: Iterable[str]) -> Iterator[str]:
 
 
 def _with_functions(graph: tf.Graph) -> list[tf.Graph]:
-    """Return a graph and the bodies of its functions, each once."""
     graphs = {id(graph): graph}
     pending = [graph]
     while pending:
@@ -182,12 +167,12 @@ def _with_functions(graph: tf.Graph) -> list[tf.Graph]:
 
 
 def _place_of(op: tf.Operation, searched: set[str]) -> Place | None:
-    """Return the innermost line of the user's code inside of what ray_fed traces.
+    """Return the innermost line of the user's code below ray_fed's own frames.
 
-    A frame takes 15 us to read (2026), the last one that is not TensorFlow's 6 us.
+    It takes 15 us to read a frame, and 6 us for the last user frame (2026).
     """
     stack: Any = op.traceback
-    if stack is None:  # of a computation that is called inside
+    if stack is None:  # the op belongs to a computation that is called inside
         return None
     frame = stack.last_user_frame()
     if tracebacks.is_of_user(frame.filename):
@@ -209,18 +194,26 @@ def _place_of(op: tf.Operation, searched: set[str]) -> Place | None:
 
 _OPS = frozenset({"EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless"})
 _PROCESS_KEY = "ray_fed process"
-"""In the graph's debug information; the name of no node."""
+"""A key of the graph's debug information that is not the name of a node."""
 
 
 def write_process(graph_def: GraphDef) -> None:
-    """Note in a graph with Python functions that this process traced it."""
-    if any(_callback_ops(graph_def)):
+    """Record that this process traced a graph, if the graph has Python functions.
+
+    A graph has only the number of a Python function in a table of its process. In
+    another process, the number may belong to another function.
+    """
+    if has_python_functions(graph_def):
         frames = graph_def.debug_info.traces[_PROCESS_KEY].file_line_cols
         frames.add(func=_this_process())
 
 
+def has_python_functions(graph_def: GraphDef) -> bool:
+    """Return whether a graph, or a function of its library, calls Python."""
+    return any(_callback_ops(graph_def))
+
+
 def _callback_ops(graph_def: GraphDef) -> Iterator[str]:
-    """Yield the kinds of the ops that call Python functions."""
     for nodes in all_nodes(graph_def):
         yield from (node.op for node in nodes if node.op in _OPS)
 
@@ -233,7 +226,7 @@ def _process_of(graph_def: GraphDef) -> str | None:
 
 
 def _this_process() -> str:
-    return f"{_token()} {os.getpid()}"  # a fork has the token, and numbers of its own
+    return f"{_token()} {os.getpid()}"  # a fork has the same token
 
 
 @functools.cache
@@ -245,21 +238,23 @@ def _stays_error(graph_def: GraphDef) -> errors.UnsupportedError:
     kinds = ", ".join(sorted(set(_callback_ops(graph_def))))
     return errors.UnsupportedError(
         f"Expected TensorFlow's own operations in {read(graph_def)}, found"
-        f" Python functions ({kinds}) that would run in another process than the one"
-        " that traced them. A tf.py_function, a tf.numpy_function and a"
-        " Dataset.from_generator stay in the process that made it: use TensorFlow's"
-        ' own operations, or Config(backend="local") in that process.'
+        f" Python functions ({kinds}) of another process. A tf.py_function, a"
+        " tf.numpy_function and a Dataset.from_generator run only in the process that"
+        ' traced them: use TensorFlow\'s own operations, or Config(backend="local") in'
+        " that process."
     )
 
 
 _ADDED = re.compile(r"^__(?:inference|forward|backward)_|(?:_\d+)+$")
-"""What TensorFlow adds to a function's own name, as in `__inference_train_362`."""
+"""The parts that TensorFlow adds to a function's name, as in `__inference_train_362`.
+"""
 
 
 def name_by_place(graph_def: GraphDef) -> None:
-    """Name and order functions by the first place where each is called, in place.
+    """Name and sort library functions by the first node that calls each, in place.
 
-    Functions that no node calls stay behind them, by their names.
+    TensorFlow's names include a count of all functions of the process. The new names
+    depend on the graph alone. Functions that no node calls come last, sorted by name.
     """
     library = graph_def.library
     functions = {each.signature.name: each for each in library.function}
@@ -272,7 +267,7 @@ def name_by_place(graph_def: GraphDef) -> None:
 
 
 def _calls_of(nodes: Iterable[NodeDef], functions: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the functions that nodes call, and those that these call, once each."""
+    """Yield the functions that nodes call, directly or indirectly, once each."""
     pending = [iter(nodes)]
     seen: set[str] = set()
     while pending:
@@ -288,7 +283,7 @@ def _calls_of(nodes: Iterable[NodeDef], functions: Mapping[str, Any]) -> Iterato
 
 
 def functions_of(node: NodeDef) -> Iterator[str]:
-    """Yield the names of the functions that the attributes of a node name."""
+    """Yield the names of the functions in the attributes of a node."""
     for key in sorted(node.attr):
         yield from _named_functions(node.attr[key])
 
@@ -301,17 +296,18 @@ def _named_functions(value: Any) -> Iterator[str]:
 
 
 def digest_library(graph_def: GraphDef) -> str:
-    """Return a hash of all library functions of a GraphDef, for names of their own."""
+    """Return a hash of all library functions of a GraphDef, to make names unique."""
     library = graph_def.library.SerializeToString(deterministic=True)
     return hashlib.sha256(library).hexdigest()[:16]
 
 
 def rename_functions(graph_def: GraphDef, rename: Callable[[str, int], str]) -> None:
-    """Give library functions of a GraphDef other names, in place, wherever they stand.
+    """Rename the library functions of a GraphDef and all references to them, in place.
 
     Args:
-        graph_def: to rewrite.
-        rename: from the name of a function, and its place in the library, to another.
+        graph_def: The graph.
+        rename: Function from the name of a library function and its index to a new
+            name.
     """
     library = graph_def.library
     names = [function.signature.name for function in library.function]
@@ -347,13 +343,22 @@ def _rename_in_attributes(attributes: Any, renamed: Mapping[str, str]) -> None:
 
 
 def all_nodes(graph_def: GraphDef) -> list[Any]:
-    """Return the nodes of a graph, and those of each function of its library."""
+    """Return the nodes of a graph and of each of its library functions."""
     return [graph_def.node, *(f.node_def for f in graph_def.library.function)]
 
 
 def node_of(source: str) -> str:
-    """Return the name of the node that an input comes from."""
+    """Return the name of the node of an input, such as `a` for `^a` or `a:1`."""
     return source.removeprefix("^").split(":")[0]
+
+
+def make_constant(node: NodeDef, *, value: Any, dtype: tf.DType) -> None:
+    """Turn a node into a constant, in place."""
+    node.op = "Const"
+    del node.input[:]
+    node.attr.clear()
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
 
 
 def reached(
@@ -361,13 +366,15 @@ def reached(
     roots: Iterable[str],
     stops: AbstractSet[str] = frozenset(),
 ) -> Iterator[str]:
-    """Yield names of what roots wait for, and these; inputs first, where no loop is.
+    """Yield the names of nodes that roots depend on, and the roots, inputs first.
+
+    In a loop of a graph there is no such order.
 
     Args:
-        nodes: by name. A name that is none of theirs, such as of a function's argument,
-            is yielded too.
-        roots: names of nodes.
-        stops: kinds of ops whose inputs do not count.
+        nodes: Nodes by name. Other names, such as arguments of a function, are yielded,
+            too.
+        roots: Names of nodes.
+        stops: Kinds of ops whose inputs are not followed.
     """
     entered: set[str] = set()
     pending = [(name, False) for name in reversed(list(roots))]
@@ -393,11 +400,12 @@ def stamp_parameter(type_spec: fl.Type, name: str = "arg") -> tuple[Any, Binding
     """Add placeholders for a parameter to the current graph.
 
     Args:
-        type_spec: tensors, sequences, or structures of them.
-        name: of the placeholders.
+        type_spec: Type of tensors, sequences, or structs of them.
+        name: Name of the placeholders.
 
     Returns:
-        The value a traced function sees (a Struct where the type is one), its binding.
+        The value to pass to the traced function, with structs as Struct, and its
+        binding.
     """
     match type_spec:
         case fl.TensorType():
@@ -427,12 +435,12 @@ def stamp_parameter(type_spec: fl.Type, name: str = "arg") -> tuple[Any, Binding
 def bind_result(
     value: Any, type_spec: fl.Type, mark: Callable[[Any], Any] = tf.identity
 ) -> Binding:
-    """Bind what a traced function returned to tensors of the current graph.
+    """Bind the result of a traced function to tensors of the current graph.
 
     Args:
-        value: as the function returned it.
-        type_spec: of `value`.
-        mark: returns a tensor to bind in the place of one that was returned.
+        value: The result of the function.
+        type_spec: Type of the result.
+        mark: Function from each returned tensor to the tensor to bind in its place.
     """
     match type_spec:
         case fl.TensorType():
@@ -468,7 +476,7 @@ def _struct_binding(elements: Iterator[Binding]) -> Binding:
 
 
 def bound_names(binding: Binding) -> list[str]:
-    """Return the names of the tensors of a binding, in the order of its type."""
+    """Return the names of a binding's tensors, in the order of its type."""
     return [
         leaf.tensor.tensor_name
         or leaf.sequence.variant_tensor_name
@@ -478,7 +486,7 @@ def bound_names(binding: Binding) -> list[str]:
 
 
 def to_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
-    """Return tensors as a binding takes them: some datasets as serialised graphs."""
+    """Convert datasets to serialized graphs where the binding uses them."""
     return [
         tensor if is_variant else tf.raw_ops.DatasetToGraphV2(input_dataset=tensor)
         for tensor, is_variant in zip(tensors, are_variants(binding), strict=True)
@@ -486,7 +494,7 @@ def to_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
 
 
 def from_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
-    """Return tensors that a binding gave, datasets as variants: undoes `to_bound`."""
+    """Convert serialized graphs of datasets to variants, the inverse of `to_bound`."""
     return [
         tensor if is_variant else tf.raw_ops.DatasetFromGraph(graph_def=tensor)
         for tensor, is_variant in zip(tensors, are_variants(binding), strict=True)
@@ -494,12 +502,11 @@ def from_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor
 
 
 def are_variants(binding: Binding) -> list[bool]:
-    """Return of each bound tensor whether it is no serialised graph of a dataset."""
+    """Return for each bound tensor whether it is anything but a serialized dataset."""
     return [not leaf.sequence.graph_def_tensor_name for leaf in _leaves(binding)]
 
 
 def _leaves(binding: Binding) -> list[Binding]:
-    """Return the bindings of tensors and sequences in one, in the order of its type."""
     match binding.WhichOneof("binding"):
         case "struct":
             return [leaf for e in binding.struct.element for leaf in _leaves(e)]
@@ -516,14 +523,14 @@ def build_message(
     initialize_op: str | None,
     fn: Callable[..., Any],
 ) -> Any:
-    """Return a traced graph with its bindings as federated_language's message.
+    """Return the message of a traced graph.
 
     Args:
-        graph: that was traced.
-        parameter: binding of the parameter, if there is one.
-        result: binding of the result.
-        initialize_op: the name of the op to run first on every call, if any.
-        fn: that the graph was traced from, to be named in errors.
+        graph: The traced graph.
+        parameter: Binding of the parameter, or None.
+        result: Binding of the result.
+        initialize_op: Name of the op to run first in every call, or None.
+        fn: The function that the graph was traced from, for errors.
     """
     message = pb.TensorFlow(parameter=parameter, result=result)
     graph_def = graph.as_graph_def()
@@ -539,13 +546,13 @@ def build_message(
 
 
 def _forget_gradients(graph_def: Any) -> None:
-    """Take the gradients of `tf.custom_gradient` from TensorFlow's registry.
+    """Remove the gradients of `tf.custom_gradient` from TensorFlow's registry.
 
-    It would keep them for ever, and with each of them the graph that was traced. That
-    graph is complete, and no other can use its gradients: they take its tensors.
+    The registry would keep them and the traced graph forever. No other graph can use
+    them, because they refer to tensors of this graph.
     """
     registry: Any = ops.gradient_registry
-    registered = registry._registry  # noqa: SLF001 (its keys are taken by nothing else)
+    registered = registry._registry  # noqa: SLF001 (no public way to remove a key)
     for nodes in all_nodes(graph_def):
         for node in nodes:
             if "_gradient_op_type" in node.attr:
@@ -555,39 +562,103 @@ def _forget_gradients(graph_def: Any) -> None:
 
 
 def build_computation(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Any:
-    """Return a computation that is the message, of the type."""
+    """Return the `pb.Computation` of a message."""
     return pb.Computation(type=type_spec.to_proto(), tensorflow=message)
 
 
+def messages_of(message: Any) -> Iterator[Any]:
+    """Yield the `pb.TensorFlow` messages inside a message, in order."""
+    if message.DESCRIPTOR.full_name == pb.TensorFlow.DESCRIPTOR.full_name:
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        is_one = hasattr(value, "DESCRIPTOR")
+        for member in (value,) if is_one else value:
+            yield from messages_of(member)
+
+
 def graph_of(message: TensorFlowMessage) -> Any:
-    """Return the GraphDef inside a message, without what names its origin.
+    """Return the GraphDef of a message, without debug information.
+
+    Ops that call the function of their name are replaced by `PartitionedCall` ops.
 
     Raises:
-        UnsupportedError: it has Python functions of another process, or of one that it
-            does not name.
+        UnsupportedError: The graph has Python functions and was traced by another
+            process, or by an unknown one.
     """
     graph_def = _read_any(message)
     if any(_callback_ops(graph_def)) and _process_of(graph_def) != _this_process():
         raise _stays_error(graph_def)
     graph_def.ClearField("debug_info")
+    _call_by_attribute(graph_def)
     return graph_def
 
 
+def _call_by_attribute(graph_def: Any) -> None:
+    """Replace ops of TensorFlow 1 whose name is the function that they call.
+
+    `tf.nn.ctc_loss` still has such ops. TensorFlow imports one only if its function was
+    registered before. All other code looks for calls in attributes.
+    """
+    signatures = {f.signature.name: f.signature for f in graph_def.library.function}
+    _replace_calls(graph_def.node, signatures)
+    for function in graph_def.library.function:
+        renamed = _replace_calls(function.node_def, signatures)
+        if renamed:
+            for node in function.node_def:
+                node.input[:] = [renamed.get(name, name) for name in node.input]
+            for result, name in list(function.ret.items()):
+                function.ret[result] = renamed.get(name, name)
+
+
+def _replace_calls(nodes: Any, signatures: Mapping[str, Any]) -> dict[str, str]:
+    """Replace calls in place. Return the new names of their outputs in functions."""
+    renamed: dict[str, str] = {}
+    for node in nodes:
+        signature = signatures.get(node.op)
+        if signature is None:
+            continue
+        node.attr["f"].func.name = node.op
+        node.op = (
+            "StatefulPartitionedCall" if signature.is_stateful else "PartitionedCall"
+        )
+        for attribute, arguments in (
+            ("Tin", signature.input_arg),
+            ("Tout", signature.output_arg),
+        ):
+            node.attr[attribute].list.type.extend(each.type for each in arguments)
+        for index, output in enumerate(signature.output_arg):
+            renamed[f"{node.name}:{output.name}:0"] = f"{node.name}:output:{index}"
+    return renamed
+
+
 def origin_of(message: TensorFlowMessage) -> str:
-    """Return what an error calls the computation: its name and line, where known."""
+    """Return the name of the computation for errors, with its line if known."""
     return read(_read_any(message))
 
 
 def find_place(message: TensorFlowMessage, text: str) -> str:
-    """Return a sentence on the line that made the node an error's text names, or ""."""
+    """Return a sentence about the line of the node that an error names, or ""."""
     return place_of(_read_any(message), text)
 
 
+def find_used(message: TensorFlowMessage) -> list[bool]:
+    """Return for each tensor of the parameter whether the result depends on it.
+
+    The order is that of the parameter's type.
+    """
+    nodes = {node.name: node for node in _read_any(message).node}
+    used = set(reached(nodes, map(node_of, bound_names(message.result))))
+    return [node_of(name) in used for name in bound_names(message.parameter)]
+
+
 def check_portable(message: TensorFlowMessage) -> None:
-    """Raise if a message cannot run in another process than the one that made it.
+    """Check that a message can run in another process.
 
     Raises:
-        UnsupportedError: it has Python functions.
+        UnsupportedError: The graph has Python functions.
     """
     graph_def = _read_any(message)
     if any(_callback_ops(graph_def)):
@@ -595,23 +666,13 @@ def check_portable(message: TensorFlowMessage) -> None:
 
 
 def _read_any(message: TensorFlowMessage) -> Any:
-    """Return the GraphDef that the message holds as a protobuf `Any`."""
     graph_def = tf.compat.v1.GraphDef()
     message.graph_def.Unpack(graph_def)
     return graph_def
 
 
 _FIRST = "ray_fed_first_"
-"""Starts the names of the first message's nodes, and ends those of its functions."""
-
-
-def flat_types(type_spec: fl.Type | None) -> list[fl.Type]:
-    """Return the tensors and sequences of a type, in order."""
-    if isinstance(type_spec, fl.StructType):
-        return [
-            leaf for _, element in type_spec.items() for leaf in flat_types(element)
-        ]
-    return [] if type_spec is None else [type_spec]
+"""Prefix of the first message's nodes, and suffix of its functions."""
 
 
 def compose_all(
@@ -620,23 +681,30 @@ def compose_all(
     leaves: Sequence[Any],
     returned: type[Any],
 ) -> tuple[TensorFlowMessage, fl.FunctionType, Sequence[Any]]:
-    """Return a computation of what the sequences that it takes were made of, and that.
+    """Join a computation with the computations that returned its sequences.
 
-    The computation itself, and its own leaves, where none was returned.
+        rows -> Batch(rows)          batches -> Reduce(batches)      two messages
+        rows -> Reduce(Batch(rows))                                  one message
+
+    In the joined graph, the dataset between them need not exist. If no argument is such
+    a sequence, everything is returned unchanged.
 
     Args:
-        message: of the computation.
-        type_spec: its type.
-        leaves: that it is given: tensors and sequences.
-        returned: the class of sequences that another computation returned: they have
-            its `message`, and the `types` and the `leaves` that it was given.
+        message: Message of the computation.
+        type_spec: Type of the computation.
+        leaves: Tensors and sequences of the argument, in the order of its type.
+        returned: Class of the sequences that another computation returned. Each has the
+            `message` of that computation, and the `types` and `leaves` of its argument.
+
+    Returns:
+        The joined message, its type, and the leaves of its argument.
 
     Raises:
-        Fallback: it would not be the same.
+        Fallback: The joined computation would not be equivalent.
     """
     if not any(isinstance(leaf, returned) for leaf in leaves):
         return message, type_spec, leaves
-    types, composed = flat_types(type_spec.parameter), list(leaves)
+    types, composed = trees.leaf_types(type_spec.parameter), list(leaves)
     for index, leaf in reversed(list(enumerate(leaves))):
         if isinstance(leaf, returned):
             message = _compose(leaf.message, message, index)
@@ -648,18 +716,17 @@ def compose_all(
 def _compose(
     first: TensorFlowMessage, second: TensorFlowMessage, index: int
 ) -> TensorFlowMessage:
-    """Return the second message of what the first one returns.
+    """Feed the result of the first message to the second, as its leaf `index`.
 
-    It takes, flat, what the second one takes, with what the first one takes in the
-    place of the sequence at an index.
+    In the parameter, the leaves of the first message replace that leaf.
     """
     if first.initialize_op or first.session_token_tensor_name:
         raise Fallback("a sequence result of a computation with state")
     if not all(are_variants(first.result)):
-        raise Fallback("a sequence result as a serialised graph")
+        raise Fallback("a sequence result as a serialized graph")
     second_leaves = _leaves(second.parameter)
     if not second_leaves[index].sequence.variant_tensor_name:
-        raise Fallback("a sequence argument as a serialised graph")
+        raise Fallback("a sequence argument as a serialized graph")
     before, after = graph_of(first), graph_of(second)
     (returned,) = bound_names(first.result)
     _rename_all(before)
@@ -677,7 +744,7 @@ def _compose(
 
 
 def _renamed(leaf: Any) -> Any:
-    """Return the binding of a tensor of the first message, in the composed one."""
+    """Return a leaf of the first message's parameter, with its name after joining."""
     renamed = type(leaf)()
     renamed.CopyFrom(leaf)
     if leaf.WhichOneof("binding") == "tensor":
@@ -693,7 +760,6 @@ def _renamed(leaf: Any) -> Any:
 
 
 def _rename_all(graph_def: GraphDef) -> None:
-    """Give nodes and functions names that no other graph has."""
     digest = digest_library(graph_def)
     rename_functions(graph_def, lambda name, _: f"{name}_{_FIRST}{digest}")
     for node in graph_def.node:
@@ -702,12 +768,11 @@ def _rename_all(graph_def: GraphDef) -> None:
             f"^{_FIRST}{name[1:]}" if name.startswith("^") else _FIRST + name
             for name in node.input
         ]
-        if "_class" in node.attr:  # of colocation, by name
+        if "_class" in node.attr:  # colocation, which refers to old names
             del node.attr["_class"]
 
 
 def _feed(graph_def: GraphDef, placeholder: str, source: str) -> None:
-    """Let a graph read another tensor where it reads a placeholder."""
     fed = node_of(placeholder)
     kept = [node for node in graph_def.node if node.name != fed]
     name, _, output = source.partition(":")

@@ -1,9 +1,10 @@
-"""What a computation does, as a hash that is the same in every Python process.
+"""A hash of what a computation does, which is equal in every Python process.
 
-TensorFlow and Keras count the names that they give, over all of a process; so a graph
-is described by the places of its nodes and functions, not by their names. What an op
-computes with, such as a learning rate in a constant, counts; where it was written in
-the source does not. Random draws are keyed by it, and a resumed run compares it.
+TensorFlow and Keras number their names over a whole process. So nodes and functions are
+described by their positions in the graph. Constants are part of the description, but
+lines of source code are not. The hash of a graph keys its random numbers. A resumed run
+compares the hashes of whole computations, which include the values of their numbers,
+see `numbers`.
 """
 
 import hashlib
@@ -13,62 +14,66 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.numbers as numbers
 from ray_fed.language import blocks
 
 _PROCESS_ATTRS = frozenset(("config_proto", "container", "debug_name", "shared_name"))
-"""Attributes that hold names, as those do that begin with `_`, or threads and devices
-of the process that traced."""
+"""Attributes with names, threads or devices of the process that traced the graph.
+Attributes that begin with `_` are not described either."""
 
 _MOST_BYTES = 1024
-"""Of a constant that stands in a description; a longer one is hashed before."""
+"""Maximum bytes of a constant in a description. The hash of a longer one replaces it.
+"""
 
 
 def identify_computation(comp: fl.framework.ConcreteComputation) -> str:
     """Return a hash of what a computation does, in hexadecimal digits.
 
-    Two processes that trace the same Python code get the same one, if they have the
-    same versions of TensorFlow, Keras and ray_fed. Constants count: so it differs where
-    a computation embeds random weights.
+    Two processes that trace the same Python code get the same hash if they have the
+    same versions of TensorFlow, Keras and ray_fed. Constants count, so the hash differs
+    if a computation contains other random weights.
 
     Raises:
-        ValueMismatchError: `comp` is no computation.
-        UnsupportedError: a graph has Python functions, which belong to one process.
+        ValueMismatchError: `comp` is not a computation.
+        UnsupportedError: A graph has Python functions, which belong to one process.
     """
     proto = blocks.parse_block(blocks.serialize_computation(comp)).to_proto()
-    for message in _tensorflow_messages(proto):
+    for message in graph_message.messages_of(proto):
         graph_message.check_portable(message)
-        described = content_of(message).hex()
+        content = content_of(message).hex()
+        inputs = [*numbers.read(message)]
         message.Clear()
-        message.initialize_op = described
+        message.initialize_op = content + (repr(inputs) if inputs else "")
     return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _tensorflow_messages(message: Any) -> Iterator[Any]:
-    """Return the `pb.TensorFlow` messages inside of a message, in order."""
-    if message.DESCRIPTOR.full_name == graph_message.pb.TensorFlow.DESCRIPTOR.full_name:
-        yield message
-        return
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        is_one = hasattr(value, "DESCRIPTOR")
-        for member in (value,) if is_one else value:
-            yield from _tensorflow_messages(member)
+def find_used_parameters(comp: fl.framework.ConcreteComputation) -> list[bool]:
+    """Return for each tensor and sequence of the parameter whether it is used.
+
+    The computation has one graph. Arguments of functions in the graph count as used.
+    """
+    (message,) = graph_message.messages_of(comp.to_proto())
+    return graph_message.find_used(message)
 
 
 def content_of(message: Any) -> bytes:
-    """Return a hash of what one graph does, which keys its draws.
+    """Return a hash of what one graph does. It keys the random numbers of the graph.
+
+    The values of numbers do not count, see `numbers`.
 
     Args:
-        message: a `pb.TensorFlow`.
+        message: A `pb.TensorFlow`.
 
     Raises:
-        UnsupportedError: it has Python functions of another process.
+        UnsupportedError: The graph has Python functions of another process.
     """
     graph = graph_message.graph_of(message)
     library = _Library(graph.library)
     names = _Names(node.name for node in graph.node)
-    nodes = [_describe_node(node, names, library) for node in graph.node]
+    nodes = [
+        _describe_node(node, names, library, is_input=numbers.MARK in node.attr)
+        for node in graph.node
+    ]
     bound = [
         [names.place(name) for name in graph_message.bound_names(binding)]
         for binding in (message.parameter, message.result)
@@ -79,17 +84,13 @@ def content_of(message: Any) -> bytes:
 
 
 class _Names:
-    """Nodes by their place in a graph.
-
-    Args:
-        names: of the nodes, in order; each once.
-    """
+    """The positions of nodes in a graph."""
 
     def __init__(self, names: Iterator[str]) -> None:
         self._places = {name: place for place, name in enumerate(names)}
 
     def place(self, tensor: str) -> str:
-        """Return a name such as `^a`, `a:1` or `a:output:0` with the place of `a`."""
+        """Replace the node's name in an input such as `^a`, `a:1` or `a:output:0`."""
         bare = tensor.removeprefix("^")
         name, colon, output = bare.partition(":")
         control = "^" * (bare != tensor)
@@ -99,24 +100,20 @@ class _Names:
 
 
 class _Library:
-    """Functions of a graph by the order in which they are first called.
-
-    Args:
-        library: of the graph.
-    """
+    """The functions of a graph, in the order in which they are first called."""
 
     def __init__(self, library: Any) -> None:
         self._functions = {each.signature.name: each for each in library.function}
         self._places: dict[str, int] = {}
 
     def place(self, name: str) -> str:
-        """Return the place of a function; what is none is an op, whose name counts."""
+        """Return the position of a function, or the name of any other op."""
         if name not in self._functions:
             return name
         return f"function {self._places.setdefault(name, len(self._places))}"
 
     def describe(self) -> list[Any]:
-        """Return the functions that were placed, and those that they call."""
+        """Return descriptions of the positioned functions, and of those they call."""
         described: list[Any] = []
         while len(described) < len(self._places):
             name = list(self._places)[len(described)]
@@ -136,18 +133,32 @@ class _Library:
         )
 
 
-def _describe_node(node: Any, names: _Names, library: _Library) -> Any:
+def _describe_node(
+    node: Any, names: _Names, library: _Library, *, is_input: bool = False
+) -> Any:
     attributes: Mapping[str, Any] = node.attr
     return (
         library.place(node.op),
-        [names.place(name) for name in node.input],
+        _inputs_of(node, names),
         node.device,
         [
             (key, _describe_attribute(attributes[key], library))
             for key in sorted(attributes)
-            if key not in _PROCESS_ATTRS and not key.startswith("_")
+            if key not in _PROCESS_ATTRS
+            and not key.startswith("_")
+            and not (is_input and key == "value")
         ],
     )
+
+
+def _inputs_of(node: Any, names: _Names) -> list[str]:
+    """Return the inputs in order, and then the control inputs sorted by position.
+
+    TensorFlow sorts control inputs by their names, which contain numbers.
+    """
+    places = [names.place(name) for name in node.input]
+    tensors = [place for place in places if not place.startswith("^")]
+    return tensors + sorted(place for place in places if place.startswith("^"))
 
 
 def _describe_attribute(value: Any, library: _Library) -> Any:
@@ -157,6 +168,6 @@ def _describe_attribute(value: Any, library: _Library) -> Any:
         case "list" if value.list.func:
             return [library.place(each.name) for each in value.list.func]
         case _:
-            serialised: bytes = value.SerializeToString(deterministic=True)
-            is_long = len(serialised) > _MOST_BYTES
-            return hashlib.sha256(serialised).digest() if is_long else serialised
+            serialized: bytes = value.SerializeToString(deterministic=True)
+            is_long = len(serialized) > _MOST_BYTES
+            return hashlib.sha256(serialized).digest() if is_long else serialized

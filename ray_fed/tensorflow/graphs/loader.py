@@ -1,24 +1,23 @@
-"""Make a serialised graph safe to run many times, at once, beside any other.
+"""Loads serialized graphs, so that calls at the same time do not affect one another.
 
-Three things in a graph are global to a process, and are made local to a call:
+Three parts of a graph are global to a process. They become local to a call:
 
-* library functions, by name: renamed by a hash of all functions of the graph, as
-  two processes give other bodies the same name;
-* variables and tables, by shared name: made anonymous, so that each call has its
-  own and frees it at its end;
-* their initialisation: everything outside of the closure of `initialize_op` waits
-  for it, so that each call starts afresh.
+* Library functions are global by name, and two processes may give one name to two
+  functions. They are renamed by a hash of all functions of the graph.
+* Variables and tables are global by shared name. They become anonymous: each call has
+  its own, and frees them at its end.
+* Initialization runs in each call. All ops outside of the closure of `initialize_op`
+  wait for it.
 
-A `LoadedGraph` is one, from tensors to tensors, with its random numbers keyed.
+A `LoadedGraph` is a loaded graph whose random numbers have keys.
 
-TensorFlow runs loaded graphs in the order in which their sums were written. Its
-arithmetic optimisation makes (a + b) + c of a + (b + c) where it knows the shapes
-of all three. What it knows depends on the form of a graph: of the same work, more in a
-graph of one client than in a loop over many. So the bits would depend on it, too.
+TensorFlow's arithmetic optimization is off for loaded graphs. It rewrites a + (b + c)
+to (a + b) + c if it knows the three shapes. It knows more shapes in the graph of one
+client than in a loop over many clients, so equal work would give other bits.
 
-Ops that TensorFlow refuses on a GPU, as their bits would differ by the run, are
-replaced. TensorFlow's own Python functions write other ops if determinism is on as they
-are traced. Graphs are traced in a driver, where it is off, and run on CPUs as they are.
+Some ops are not deterministic on a GPU, and TensorFlow refuses them there if
+determinism is on. Tracing with determinism avoids these ops, but graphs are traced in a
+driver, where it is off. So they are replaced here, if determinism is on:
 
     SparseSoftmaxCrossEntropyWithLogits    ->    softmaxes, sums and products, then
     SoftmaxCrossEntropyWithLogits                IdentityN(loss, backprop)
@@ -48,7 +47,7 @@ _OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 
 def current() -> Any:
-    """Return TensorFlow's `FunctionCallOptions` for graphs called on this thread."""
+    """Return the `FunctionCallOptions` for graphs that this thread calls."""
     eager: Any = context.context()
     options = eager.function_call_options
     return _in_order(options.config_proto_serialized, options.executor_type)
@@ -56,7 +55,7 @@ def current() -> Any:
 
 @contextlib.contextmanager
 def used() -> Generator[None]:
-    """Have graphs called with these options inside, on this thread."""
+    """Call graphs with the options of `current` in the `with` block."""
     eager: Any = context.context()
     before = eager.function_call_options
     eager.function_call_options = current()
@@ -67,18 +66,18 @@ def used() -> Generator[None]:
 
 
 @functools.lru_cache(maxsize=16)
-def _in_order(serialised: bytes, executor_type: str | None) -> Any:
-    config: Any = config_pb2.ConfigProto.FromString(serialised)
+def _in_order(serialized: bytes, executor_type: str | None) -> Any:
+    config: Any = config_pb2.ConfigProto.FromString(serialized)
     rewrites = config.graph_options.rewrite_options
     rewrites.arithmetic_optimization = _OFF
-    # What both would add is time: 5.3 s instead of 2.2 for 5,600 nodes (2026).
+    # These two only take time: 5.3 s instead of 2.2 s for 5,600 nodes (2026).
     rewrites.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     rewrites.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     return context.FunctionCallOptions(executor_type, config)
 
 
 _ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-"""What TensorFlow's kernels take as "a handle of its own for each execution"."""
+"""TensorFlow's shared name for a variable that each execution has for itself."""
 
 _ANONYMOUS_TABLES = {
     "HashTable": "AnonymousHashTable",
@@ -89,16 +88,16 @@ _ANONYMOUS_TABLES = {
 }
 _SHARED_ATTRIBUTES = ("shared_name", "container", "use_node_name_sharing")
 _UNORDERED_OPS = frozenset({"Placeholder", "Const", "Switch", "Merge"})
-"""What has no effect and may run before initialisation."""
+"""Ops without an effect, which may run before initialization."""
 
 
 def isolate(graph_def: GraphDef, *first_ops: str | None) -> None:
     """Rewrite a GraphDef in place so that calls share nothing.
 
     Args:
-        graph_def: as its message holds it.
-        *first_ops: names of ops to run on every call before all others, in this order;
-            None for none.
+        graph_def: The graph as its message has it.
+        *first_ops: Names of ops that each call runs before all others, in this order.
+            None is ignored.
     """
     digest = graph_message.digest_library(graph_def)
     graph_message.rename_functions(graph_def, lambda name, _: f"{name}_{digest}")
@@ -128,14 +127,14 @@ def _run_first(graph_def: GraphDef, initialize_op: str) -> None:
     closure = set(graph_message.reached(nodes, [initialize_op]))
     depths = _loop_depths(nodes)
     for name, node in nodes.items():
-        # An edge into a frame of a v1 loop is illegal: what enters the frame waits.
+        # An edge into a frame of a v1 loop is illegal, so its Enter nodes wait.
         depth = depths.get(name, 0) - (node.op == "Enter")
         if name not in closure and node.op not in _UNORDERED_OPS and not depth:
             node.input.append(f"^{initialize_op}")
 
 
 def _loop_depths(nodes: dict[str, NodeDef]) -> dict[str, int]:
-    """Return how many v1 loops are around each node that is in one."""
+    """Return the number of v1 loops around each node that is in a v1 loop."""
     consumers: dict[str, list[Any]] = {}
     for node in nodes.values():
         for source in node.input:
@@ -158,9 +157,9 @@ def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -
     """Return an isolated graph as a function from feeds to fetches.
 
     Args:
-        graph_def: after `isolate`.
-        feeds: names of the tensors to pass, in order.
-        fetches: names of the tensors to return, in order; one may stand twice.
+        graph_def: A graph after `isolate`.
+        feeds: Names of the tensors to pass, in order.
+        fetches: Names of the tensors to return, in order. A name may occur twice.
 
     Returns:
         A callable that takes a list of tensors and returns a list of tensors.
@@ -189,10 +188,10 @@ def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -
 
 
 def free_at_end(wrapped: Any, names: list[str]) -> None:
-    """Free functions of the runtime with what calls them: of a graph, its library.
+    """Remove functions from TensorFlow's runtime when their caller is freed.
 
-    TensorFlow adds the library to the process for each such function, counts by name,
-    and takes nothing back: a round with a computation of its own would leak.
+    TensorFlow adds the library of a graph to the process and never removes it. So each
+    round with a new computation would leak memory.
     """
     if names:
         finalizer = weakref.finalize(wrapped, _free, context.context(), names)
@@ -208,10 +207,10 @@ _OUTPUTS = ("loss", "backprop")
 
 
 def use_deterministic_ops(graph_def: GraphDef) -> None:
-    """Rewrite a GraphDef in place, library functions included, where determinism is on.
+    """Replace nondeterministic ops in a GraphDef and its library, if determinism is on.
 
-    The results are the same up to rounding. A label that is none of the classes has
-    NaNs, as by TensorFlow on a GPU.
+    The results are equal up to rounding. A label that is not a class gives NaN, as in
+    TensorFlow on a GPU.
     """
     if not config.is_op_determinism_enabled():
         return
@@ -233,12 +232,12 @@ def _replace_in(function: FunctionDef) -> None:
         return
     for node in function.node_def:
         node.input[:] = [renamed.get(name, name) for name in node.input]
-    for result, name in function.ret.items():
+    for result, name in list(function.ret.items()):
         function.ret[result] = renamed.get(name, name)
 
 
 def _of_classes(features: Any, labels: Any) -> tuple[Any, Any]:
-    """Return loss and backprop where one class is the label."""
+    """Return loss and backprop for labels that are indices of classes."""
     dtype = features.dtype
     nan = tf.constant(float("nan"), dtype)
     is_label = tf.one_hot(
@@ -255,7 +254,7 @@ def _of_classes(features: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def _of_probabilities(features: Any, labels: Any) -> tuple[Any, Any]:
-    """Return loss and backprop where each class has a probability."""
+    """Return loss and backprop for labels that have a probability for each class."""
     loss = -tf.reduce_sum(labels * tf.nn.log_softmax(features), 1)
     return loss, tf.nn.softmax(features) - labels
 
@@ -267,12 +266,12 @@ _WRITTEN: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 
 
 _Written: TypeAlias = tuple[list[NodeDef], list[str], list[str]]
-"""Nodes in place of one, the names of the two arguments, and of the two results."""
+"""The nodes that replace a node, and the names of their arguments and results."""
 
 
 @functools.cache
 def _trace(op: str, features: int, labels: int) -> tuple[_Written, _Written]:
-    """Return the ops in place of one, for a graph and for a function."""
+    """Return the replacement of an op in a graph, and in a library function."""
     rank = 1 if _WRITTEN[op] is _of_classes else 2
     specs = [
         tf.TensorSpec([None] * r, tf.as_dtype(d))
@@ -293,7 +292,7 @@ def _trace(op: str, features: int, labels: int) -> tuple[_Written, _Written]:
 
 
 def _replace(node: NodeDef, nodes: Any, *, in_function: bool) -> None:
-    """Add the ops in place of a node, which then hands on what they come to."""
+    """Add the replacement of a node. The node becomes an identity of its results."""
     types = node.attr["T"].type, node.attr.get("Tlabels", node.attr["T"]).type
     written, arguments, results = _trace(node.op, *types)[in_function]
     features, labels, *waits = node.input
@@ -320,16 +319,16 @@ def _replace(node: NodeDef, nodes: Any, *, in_function: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a graph comes from, whatever becomes of it.
+    """The computation that a graph was written for.
 
     Attributes:
-        origin: what an error calls the computation.
-        content: the hash of what its graph does, as written; keys its random ops.
-        device: name of the device to run on; None leaves it to TensorFlow.
-        reads_later: its results are read after the call, when another may have set
-            the states of random ops.
-        find_place: returns a sentence on the line of the user's that made the node
-            which an error's message names, or "".
+        origin: The name of the computation in errors.
+        content: A hash of the graph as it was written. Keys of random ops depend on it.
+        device: Name of the device to run on, or None to leave it to TensorFlow.
+        reads_later: Whether results are read after the call. Another call may then have
+            set the states of random ops.
+        find_place: Takes the message of an error. Returns a sentence about the line of
+            the user that made the node in the message, or "".
     """
 
     origin: str
@@ -343,11 +342,11 @@ class LoadedGraph:
     """One graph, called with tensors any number of times, from any thread.
 
     Args:
-        graph_def: to load; rewritten in place.
-        feeds: names of the tensors to pass, in order.
-        fetches: names of the tensors to return, in order.
-        initialize_op: to run first on every call.
-        source: where the graph comes from.
+        graph_def: The graph to load. It is rewritten in place.
+        feeds: Names of the tensors to pass, in order.
+        fetches: Names of the tensors to return, in order.
+        initialize_op: Name of the op that runs first in each call, or None.
+        source: The computation that the graph was written for.
     """
 
     def __init__(
@@ -373,7 +372,6 @@ class LoadedGraph:
         weakref.finalize(self, self._states.close)
 
     def _what_no_key_decides(self) -> list[diagnostics.Note]:
-        """Return what a call has to note, at most one."""
         ops = [*self._states.unkeyed]
         if self._source.reads_later:
             ops += self._states.in_functions
@@ -387,10 +385,10 @@ class LoadedGraph:
         ]
 
     def __call__(self, take: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Return what the graph gives.
+        """Run the graph and return its results.
 
         Args:
-            take: gives the tensors to pass, on the graph's device.
+            take: Returns the tensors to pass. It is called on the device of the graph.
         """
         source = self._source
         with (

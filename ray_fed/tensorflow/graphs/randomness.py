@@ -1,19 +1,13 @@
-"""Makes random ops of a loaded graph draw what a key says, however often it runs.
+"""Random ops of a loaded graph draw numbers that depend only on a random key.
 
-TensorFlow's stateful random ops keep their state inside of the kernel, where nobody
-can set it. Each is replaced by its twin that keeps its state (Philox; Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", 2011) in a variable, and the variable is
-set before every call. An op in a loop goes on drawing from its variable, so iterations
-differ. Ops without such a twin are composed of those that have one.
+TensorFlow's stateful random ops keep their state inside the kernel, where code cannot
+set it. Each is replaced by an op with the same distribution whose state is a variable
+(Philox; Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The
+variables are set before each call. An op in a loop updates its variable, so each
+iteration draws other numbers. Some ops have no such counterpart and are composed of
+several others.
 
     RandomUniform(shape)    ->    StatefulUniform(state of this op, Philox, shape)
-
-The states that random ops of a graph draw from: variables, set before each call.
-
-Makes the iterations of loops and datasets that draw run one after another.
-
-A random op takes its next numbers from a state that all iterations share, so that
-their order decides who gets which.
 """
 
 import uuid
@@ -27,17 +21,18 @@ from ray_fed.plan import random_keys
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
 
 KEPT_PREFIX = b"ray_fed_state_"
-"""Starts the shared names of variables that a caller sets between calls."""
+"""Prefix of the shared names of state variables, which stay between calls."""
 
 
 class RandomStates:
-    """The state variables of one loaded graph; the owner of the graph closes them.
+    """The state variables of one loaded graph. The owner of the graph closes them.
 
     Attributes:
-        names: of the variables that are kept between calls, in the order of their ops.
-        unkeyed: names and kinds of random ops that could not be rewritten.
-        in_functions: of those that were, in library functions: what such a function
-            of a dataset draws, it draws when the dataset is read.
+        names: Names of the variables that stay between calls, in the order of their
+            ops.
+        unkeyed: Names and kinds of random ops that cannot be rewritten.
+        in_functions: Names and kinds of rewritten ops in library functions. If a
+            dataset calls the function, the ops draw when the dataset is read.
     """
 
     def __init__(self) -> None:
@@ -47,7 +42,7 @@ class RandomStates:
         self._handles: list[Any] = []
 
     def create(self) -> None:
-        """Make the variables, on the device that is current."""
+        """Create the variables on the current device."""
         self._handles = [
             tf.raw_ops.VarHandleOp(
                 dtype=tf.int64, shape=[random_keys.STATE_SIZE], shared_name=name
@@ -56,10 +51,10 @@ class RandomStates:
         ]
 
     def set(self, content: bytes) -> None:
-        """Set every variable for the work that runs, on the device that is current.
+        """Set all variables for the running work, on the current device.
 
         Args:
-            content: identifies the computation.
+            content: Bytes that identify the computation.
         """
         for index, handle in enumerate(self._handles):
             value = tf.constant(
@@ -69,7 +64,7 @@ class RandomStates:
 
     def close(self) -> None:
         """Free the variables."""
-        # Collected by Python, at any time: also while this thread builds a graph.
+        # The garbage collector may call this while the thread builds a graph.
         with context.eager_mode():
             for handle in self._handles:
                 tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
@@ -77,17 +72,18 @@ class RandomStates:
 
 
 def add_assignments(graph_def: GraphDef, states: RandomStates) -> tuple[list[str], str]:
-    """Add to a GraphDef what sets state variables; for who calls it inside of a graph.
+    """Add nodes to a GraphDef that set its state variables, to call it in a graph.
 
-    Variables of ops that are in no function are of the call alone, and kept no more.
+    Variables of ops outside functions become local to the call. They are removed from
+    `states.names`.
 
     Args:
-        graph_def: to add to, in place.
-        states: of the graph.
+        graph_def: The graph, which is changed in place.
+        states: The state variables of the graph.
 
     Returns:
-        The names of placeholders for the states, i64[3] each, and of the op that has
-        set them all.
+        The names of placeholders for the states, i64[3] each, and the name of an op
+        that runs after all states are set.
     """
     inside = {
         node.attr["shared_name"].s.decode(): node
@@ -116,7 +112,7 @@ def add_assignments(graph_def: GraphDef, states: RandomStates) -> tuple[list[str
 
 
 def describe_state(handle: NodeDef, name: str) -> None:
-    """Complete the node of a state variable, in place."""
+    """Set the attributes of a state variable's node, in place."""
     handle.attr["dtype"].type = tf.int64.as_datatype_enum
     handle.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)
     handle.attr["shared_name"].s = name.encode()
@@ -129,16 +125,19 @@ _PARALLEL_CALLS: Mapping[str, tuple[int, tf.DType]] = {
     "ParallelMapDataset": (-1, tf.int32),
     "ParallelMapDatasetV2": (-1, tf.int64),
 }
-"""By op that calls a function many times at once: which input says how many, and the
-dtype of that."""
+"""For each op that calls a function in parallel: the position of the input with the
+number of calls at once, and its dtype."""
 
 
 def run_in_order(graph_def: GraphDef, *, datasets: bool) -> None:
-    """Rewrite a GraphDef in place so that nothing draws before its predecessor has.
+    """Rewrite a GraphDef in place so that loops and datasets draw in order.
+
+    All iterations share the state of a random op. Their order decides which numbers
+    each iteration gets, so they must run one after another.
 
     Args:
-        graph_def: its library functions are rewritten too.
-        datasets: whether functions of datasets draw.
+        graph_def: The graph. Its library functions are rewritten, too.
+        datasets: Whether functions of datasets draw.
     """
     bodies = (function.node_def for function in graph_def.library.function)
     for in_function, nodes in [(False, graph_def.node), *((True, b) for b in bodies)]:
@@ -162,7 +161,6 @@ def _call_one_at_a_time(node: NodeDef, nodes: Any, *, in_function: bool) -> None
 
 
 def _interleave_in_order(node: NodeDef) -> None:
-    """Replace a parallel interleave by the one that reads in turn."""
     waits = [source for source in node.input if source.startswith("^")]
     kept = 3 + len(node.attr["Targuments"].list.type)  # up to the length of a block
     inputs = [*node.input[:kept], *waits]
@@ -183,7 +181,8 @@ _TWINS: Mapping[str, tuple[str, str, str]] = {
     "TruncatedNormal": ("StatefulTruncatedNormal", "dtype", "T"),
     "NonDeterministicInts": ("StatefulUniformFullInt", "dtype", "shape_dtype"),
 }
-"""By op: its twin, its attribute of the result's dtype, and that of the shape's."""
+"""For each op: its counterpart with a state, and its own attributes with the dtypes of
+the result and of the shape."""
 
 _SEEDED: Mapping[str, int] = {
     "AnonymousRandomSeedGenerator": 0,
@@ -198,16 +197,16 @@ _SEEDED: Mapping[str, int] = {
     "ShuffleDataset": 2,
     "ShuffleDatasetV3": 2,
 }
-"""By op of datasets: the input that takes the first of its two seeds."""
+"""For each random op of datasets: the position of the first of its two seeds."""
 
 _SHAPED: Mapping[str, tuple[str, str, str]] = {
     "RandomGamma": ("StatelessRandomGammaV2", "T", "dtype"),
     "RandomPoisson": ("StatelessRandomPoisson", "dtype", "Rtype"),
     "RandomPoissonV2": ("StatelessRandomPoisson", "R", "Rtype"),
 }
-"""By op of one parameter: its stateless kind, and on either side the attribute of the
-parameter's dtype. A stateless op takes the shape of its result, these that of what
-each element of the parameter gives."""
+"""For each op with one parameter: its stateless counterpart, and the attribute of each
+with the parameter's dtype. The op takes the shape of the draws for each element of the
+parameter, the counterpart takes the shape of the whole result."""
 
 _UNKEYED = frozenset(
     {"AllCandidateSampler", "FixedUnigramCandidateSampler", "FractionalAvgPool",
@@ -217,32 +216,31 @@ _UNKEYED = frozenset(
      "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2",
      "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"}
 )  # fmt: skip
-"""Random ops that are left as they are, and draw anew on every attempt."""
+"""Random ops that are not rewritten and draw other numbers in every attempt."""
 
 
 _IN_NAMES = (
     "Random", "StatefulUniform", "StatefulStandard", "StatefulTruncated",
     "NonDeterministicInts", "Multinomial", "TruncatedNormal",
 )  # fmt: skip
-"""In names of ops that may stand in the function of a dataset, and draw."""
+"""Parts of the names of random ops that the function of a dataset can contain."""
 
 
 def differs_by_call(op: str) -> bool:
-    """Return whether an op in the function of a dataset draws, with a key or not."""
+    """Return whether an op in the function of a dataset draws random numbers."""
     return any(part in op for part in _IN_NAMES)
 
 
 def draws(op: str) -> bool:
-    """Return whether an op is random, and one that `key_random_ops` looks at."""
+    """Return whether an op is random and known to `key_random_ops`."""
     return op in _RULES or op in _UNKEYED
 
 
 def key_random_ops(graph_def: GraphDef) -> RandomStates:
-    """Rewrite the random ops of a GraphDef in place, library functions included.
+    """Rewrite the random ops of a GraphDef and its library functions, in place.
 
-    Args:
-        graph_def: to be loaded once; its state variables are named for this load, so
-            rewrite before functions are renamed by their content.
+    Call this before functions are renamed by their content, because the names of state
+    variables are unique for each call of this function.
     """
     states = RandomStates()
     _Rewriter(graph_def.node, states, in_function=False).run()
@@ -289,7 +287,7 @@ class _Rewriter:
         return self._output(node)
 
     def _state_inputs(self, like: NodeDef, suffix: str = "") -> list[str]:
-        """Return the inputs that give an op a state of its own."""
+        """Add a state variable and return the inputs that make an op use it."""
         name = f"{KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
         self._states.names.append(name)
         handle = self._add(like, f"state{suffix}", "VarHandleOp", [])
@@ -351,13 +349,13 @@ class _Rewriter:
         node.attr["dtype"].type = result
 
     def seed(self, node: NodeDef) -> None:
-        """Draw the two seeds that a shuffle, or what seeds one, takes as inputs."""
+        """Replace the two seeds of an op of datasets by random draws."""
         position = _SEEDED[node.op]
         for offset in range(2):
             node.input[position + offset] = self._draw_integers(node, str(offset), [])
 
     def sort_by_draws(self, node: NodeDef) -> None:
-        """Shuffle rows by sorting one uniform draw for each."""
+        """Shuffle rows: sort them by a uniform draw for each row."""
         value, *waits = node.input
         dtype = node.attr["T"].type
         shape = self._add(node, "rows", "Shape", [value])
@@ -375,7 +373,7 @@ class _Rewriter:
         ])  # fmt: skip
         drawn.attr["dtype"].type = tf.float32.as_datatype_enum
         drawn.attr["shape_dtype"].type = tf.int32.as_datatype_enum
-        # `TopKV2` takes a scalar: the largest of a vector of one.
+        # `TopKV2` needs a scalar: take the maximum of a vector with one element.
         zero = self._constant(node, "zero", 0, tf.int32)
         count = self._add(node, "count", "Max", [self._output(vector), zero])
         count.attr["T"].type = count.attr["Tidx"].type = tf.int32.as_datatype_enum
@@ -398,4 +396,4 @@ _RULES: Mapping[str, Callable[[_Rewriter, Any], None]] = {
     "Multinomial": _Rewriter.key_multinomial,
     "RandomShuffle": _Rewriter.sort_by_draws,
 }
-"""By op: what keys it."""
+"""For each op, the method that rewrites it."""

@@ -1,23 +1,25 @@
-"""Data of many clients as tensors of one batch, whatever their shapes.
+"""The data of many clients as tensors of one batch, for clients of any shapes.
 
-What a `ColumnarSequence` is for elements, once more for clients: their tensors and
-sequences lie end to end, with splits where sizes differ. So nothing is padded, and
-clients of any sizes fit one trace. The data is laid once and may serve many rounds; the
-random states belong to one round.
+To lay clients' data is to concatenate it, as a `ColumnarSequence` concatenates
+elements. If sizes differ, each client has places, which are positions of its rows.
+Nothing is padded, and one traced graph serves clients of any sizes. Laid data can be
+used in any round.
 
+    one client       all clients
     f32[784]         f32[clients, 784]
     f32[?, 784]      f32[sum, 784]; places: start and stop
     f32[784]*        f32[sum, 784]; places: length, start and stop of elements
     f32[?, 784]*     f32[sum, 784], all clients' splits i64[sum + clients]; places:
                      length, start and stop of elements, of splits and of rows
 
-All clients' places are one table, i64[clients, places, 1]: two ops get those of a
-client, in the rank that slicing takes. Each op counts in a loop over small clients.
+The places of all clients are one table, i64[clients, places, 1]. Two ops read all
+places of a client, with the rank that slicing needs. The number of ops matters in a
+loop over small clients.
 
-A leaf's clients may all be of one shape. Then several may work at once, or XLA compile
-their work. Both want sizes that are known when traced, so there is a graph for each
-shape; and both may give other bits than one client at a time. So what is in a leaf, as
-a whole, decides how it runs, and the bits depend on settings and data alone.
+If all clients of a leaf have one shape, several can work at once, or XLA can compile
+their work. Both need sizes when they are traced, so there is a graph for each shape.
+Both can give other bits than one client at a time, so all clients of a leaf run in the
+same way. The bits therefore depend on settings and data alone.
 
     clients of a leaf      0 1 2 3 4 5 6          k = 3
     window of rows         [. 0 1 2 3 4 5 6]      of a fixed number of clients
@@ -35,14 +37,13 @@ from numpy.typing import NDArray
 
 import ray_fed.plan.plans as plans
 import ray_fed.tensorflow.external_data as external_data
-from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language import blocks, structs, trees, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.kernels.graph_builder import (
     GraphBuilder,
     GraphImporter,
     GraphSequence,
-    flatten,
     leaf_types,
     parameter_of,
     specs_of,
@@ -59,23 +60,23 @@ from ray_fed.values.columnar_sequence import ColumnarSequence
 
 Array = NDArray[Any]
 Parts = Sequence[Array]
-"""What is to lie end to end in one tensor, client after client."""
+"""Arrays to concatenate to one tensor, in client order."""
 
 ComponentShape: TypeAlias = tuple[int, ...] | columnar_sequence.Sizes
-"""The sizes of one client's component: the dimensions of a tensor, or the `Sizes` of a
-sequence."""
+"""The sizes of one component of a client: the dimensions of a tensor, or the `Sizes` of
+a sequence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Where the rows of clients of one shape lie in a tensor.
+    """The rows of each client in one tensor, for clients of one shape.
 
     Attributes:
-        tensor: position among those of the layout.
-        place: where a client's rows start, by position among its places; None: at the
-            client's index.
-        num_rows: of each client.
-        shape: that these rows have as one client's value.
+        tensor: Index of the tensor in the layout.
+        place: Index among a client's places of the start of its rows. If None, the rows
+            start at the index of the client.
+        num_rows: Number of rows of one client.
+        shape: Shape of these rows as one client's value.
     """
 
     tensor: int
@@ -85,11 +86,6 @@ class Extent:
 
 
 def _column_spec(type_spec: fl.TensorType) -> tuple[tf.TensorSpec, bool]:
-    """Return what `specs.column_spec` says of clients' data.
-
-    Raises:
-        Fallback: these have no such form.
-    """
     column = specs.column_spec(type_spec)
     if column is None:
         raise Fallback(f"client data of type `{type_spec}`")
@@ -97,7 +93,6 @@ def _column_spec(type_spec: fl.TensorType) -> tuple[tf.TensorSpec, bool]:
 
 
 def _bounds(lengths: Sequence[int]) -> list[Array]:
-    """Return where each client's part starts, and where it stops."""
     ends = np.cumsum([0, *lengths], dtype=np.int64)
     return [ends[:-1], ends[1:]]
 
@@ -108,7 +103,7 @@ def _part(laid: tf.Tensor, places: Iterator[tf.Tensor]) -> tf.Tensor:
 
 
 class TensorLayout:
-    """One tensor a client."""
+    """The layout of a value that is one tensor for each client."""
 
     def __init__(self, type_spec: fl.TensorType) -> None:
         self._type_spec = type_spec
@@ -119,7 +114,7 @@ class TensorLayout:
     def lay(
         self, members: Sequence[Plain], keep: external_data.Keep
     ) -> tuple[list[Parts], list[Array]]:
-        """Return the arrays of these clients as `specs` says, and their places."""
+        """Return the arrays to concatenate for each of `specs`, and the places."""
         del keep  # no kernel takes tensors in files
         dtype = tensor_structures.storage_dtype(self._type_spec)
         column = columnar_sequence.lay_column(members, dtype, self._type_spec.shape)
@@ -128,10 +123,12 @@ class TensorLayout:
         return [[column.rows]], [column.splits[:-1], column.splits[1:]]
 
     def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
-        """Return what of each client's shape the type does not say; None for strings.
+        """Return the dimensions of each client's tensor that its type does not fix.
+
+        They are i64[clients, dimensions], or None for strings.
 
         Args:
-            laid: as `specs` says.
+            laid: The tensors of `specs`.
             places: i64[clients, places].
         """
         if laid[0].dtype == tf.string:
@@ -141,12 +138,12 @@ class TensorLayout:
         return places[:, 1:2] - places[:, :1]
 
     def shape_of(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the dimensions of a client's tensor, from what `sizes` gave."""
+        """Return the shape of a client's tensor, from a row of `sizes`."""
         dims = cast("tuple[int, ...]", tuple(self._type_spec.shape or ()))
         return (*sizes, *dims[1:]) if self._has_splits else dims
 
     def extents(self, shape: tuple[int, ...]) -> list[Extent]:
-        """Return where the tensors of clients of a shape lie."""
+        """Return the extents of clients of one shape."""
         if self._has_splits:
             return [Extent(0, 0, shape[0], shape)]
         return [Extent(0, None, 1, shape)]
@@ -154,21 +151,21 @@ class TensorLayout:
     def static_member(
         self, rows: Iterator[tf.Tensor], shape: tuple[int, ...]
     ) -> tf.Tensor:
-        """Return one client's tensor, of what `extents` says."""
+        """Return one client's tensor, from the rows of its extents."""
         del shape
         return next(rows)
 
     def member(
         self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
     ) -> tf.Tensor:
-        """Return one client's tensor."""
+        """Return one client's tensor, from the tensors of all clients."""
         if self._has_splits:
             return _part(next(laid), places)
         return tf.gather(next(laid), index)
 
 
 class SequenceLayout:
-    """One sequence a client; its columns as `rows` lays them."""
+    """The layout of a value that is one sequence for each client."""
 
     def __init__(self, type_spec: fl.SequenceType) -> None:
         self._type_spec = type_spec
@@ -183,20 +180,21 @@ class SequenceLayout:
     def lay(
         self, members: Sequence[Plain], keep: external_data.Keep
     ) -> tuple[list[Parts], list[Array]]:
-        """Return the arrays of these clients as `specs` says, and their places.
+        """Return the arrays to concatenate for each of `specs`, and the places.
 
         Args:
-            members: plain values. Sequences in files are read.
-            keep: keeps what files hold.
+            members: Plain values. Sequences in files are read.
+            keep: Caches the content of files.
 
         Raises:
-            Fallback: those in files are larger than what is laid at once.
+            Fallback: The data in files is too large, or a sequence cannot be laid.
         """
         sequences = list(self._read_sequences(members, keep))
         laid: list[Parts] = []
         lengths = np.array([sequence.length for sequence in sequences], np.int64)
         elements = _bounds(lengths.tolist())
-        shift = np.arange(len(sequences))  # a split more than elements
+        # Each client has one more split than it has elements.
+        shift = np.arange(len(sequences))
         of_splits = [elements[0] + shift, elements[1] + shift + 1]
         places = [lengths, *elements, *of_splits]
         for index, type_spec in enumerate(self._types):
@@ -220,16 +218,16 @@ class SequenceLayout:
                 if num_bytes > external_data.SMALL_BYTES:
                     raise Fallback("many rows in files")
             if not isinstance(sequence, ColumnarSequence):
-                raise Fallback("a sequence that is read as it goes")
+                raise Fallback("a sequence that is read element by element")
             yield sequence
 
     def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
         """Return the length of each client's sequence, and its elements' dimensions.
 
-        Those are -1 where its elements differ. None for strings.
+        They are i64[clients, sizes], or None for strings. -1 stands for several sizes.
 
         Args:
-            laid: as `specs` says.
+            laid: The tensors of `specs`.
             places: i64[clients, places].
         """
         if any(tensor.dtype == tf.string for tensor in laid):
@@ -246,7 +244,7 @@ class SequenceLayout:
         return np.concatenate(all_sizes, axis=1)
 
     def shape_of(self, sizes: Sequence[int]) -> columnar_sequence.Sizes | None:
-        """Return a client's shape, from what `sizes` gave, or None."""
+        """Return the sizes of a client's sequence, from a row of `sizes`, or None."""
         if -1 in sizes:
             return None
         length, *batches = sizes
@@ -257,7 +255,7 @@ class SequenceLayout:
         )
 
     def extents(self, sizes: columnar_sequence.Sizes) -> list[Extent]:
-        """Return where the columns of clients of a shape lie."""
+        """Return the extents of clients of one shape."""
         regions: list[Extent] = []
         tensor, place = 0, 5
         for type_spec, batch in zip(self._types, sizes.batches, strict=True):
@@ -275,13 +273,13 @@ class SequenceLayout:
     def static_member(
         self, rows: Iterator[tf.Tensor], sizes: columnar_sequence.Sizes
     ) -> GraphSequence:
-        """Return one client's sequence, of what `extents` says."""
+        """Return one client's sequence, from the rows of its extents."""
         return GraphSequence(tuple(next(rows) for _ in self._types), None, sizes)
 
     def member(
         self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
     ) -> GraphSequence:
-        """Return one client's sequence."""
+        """Return one client's sequence, from the tensors of all clients."""
         del index
         length = tf.reshape(next(places), [])
         elements, of_splits = ([next(places), next(places)] for _ in range(2))
@@ -298,13 +296,13 @@ class SequenceLayout:
 def _batch_sizes(
     splits: Array, starts: Array, num_rows: Array, lengths: Array
 ) -> Array:
-    """Return the size of each client's elements, -1 where they are of several.
+    """Return the size of each client's elements, or -1 if its elements differ.
 
     Args:
-        splits: of all clients, each from 0 on.
-        starts: where each client's splits start.
-        num_rows: of each client.
-        lengths: number of elements of each, i64[clients, 1].
+        splits: The splits of all clients. Those of each client begin with 0.
+        starts: Start of each client's splits.
+        num_rows: Number of rows of each client.
+        lengths: Number of elements of each client, i64[clients, 1].
     """
     counts = lengths[:, 0]
     sizes = num_rows // np.maximum(counts, 1)
@@ -321,8 +319,7 @@ def _no_rows(type_spec: fl.TensorType) -> Array:
 
 
 ClientShape: TypeAlias = tuple[ComponentShape, ...]
-"""The sizes of all components of a client's data. Clients of one shape lie at equal
-distances."""
+"""The sizes of all components of a client's data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,29 +327,29 @@ class LaidPart:
     """One part of the data of some clients, in client order.
 
     Attributes:
-        tensors: of all clients, end to end.
-        places: i64[clients, places], those of this part.
+        tensors: The tensors of all clients, concatenated.
+        places: The places of this part, i64[clients, places].
     """
 
     tensors: Sequence[tf.Tensor]
     places: Array
 
     def count_bytes(self) -> int:
-        """Return about how many bytes it holds."""
+        """Return the approximate bytes of the tensors and places."""
         return sum(map(count_bytes, self.tensors)) + self.places.nbytes
 
 
 class ClientLayout:
-    """The values of one type that each client has: a struct, whose elements are parts.
+    """The layout of a struct that each client has. Its elements are called parts.
 
     Args:
-        type_spec: of one client's value.
+        type_spec: Type of one client's value.
 
     Attributes:
-        specs: of the tensors of any number of clients.
+        specs: Specs of the tensors of any number of clients.
 
     Raises:
-        Fallback: values of the type are laid out in no way that this module knows.
+        Fallback: The type has no layout.
     """
 
     def __init__(self, type_spec: fl.StructType) -> None:
@@ -378,11 +375,11 @@ class ClientLayout:
         """Lay one part of the data of some clients.
 
         Args:
-            part: index of the part in a client's value.
-            values: what each client has there, plain, in client order.
-            keep: keeps what files hold.
+            part: Index of the part in a client's value.
+            values: The plain value of each client's part, in client order.
+            keep: Caches the content of files.
         """
-        flat = [tensor_structures.flatten(value) for value in values]
+        flat = [trees.flatten(value) for value in values]
         tensors: list[tf.Tensor] = []
         places: list[Array] = []
         for index, leaf in enumerate(self._parts[part]):
@@ -396,7 +393,7 @@ class ClientLayout:
         return LaidPart(tensors, np.stack(places, axis=1) if places else nowhere)
 
     def join(self, parts: Sequence[LaidPart]) -> list[tf.Tensor]:
-        """Return the tensors of some clients, of all of their parts in order."""
+        """Return the tensors of `specs` from all parts of some clients, in order."""
         tensors = [tensor for part in parts for tensor in part.tensors]
         if self._num_places:
             places = np.concatenate([part.places for part in parts], axis=1)
@@ -406,9 +403,10 @@ class ClientLayout:
     def shapes(
         self, tensors: Sequence[tf.Tensor]
     ) -> tuple[list[ClientShape | None], NDArray[np.intp]]:
-        """Return the shapes of clients whose data were laid, and which each one has.
+        """Return the different shapes of clients, and each client's index among them.
 
-        None stands for a client without one. Nothing at all where none can have one.
+        A shape is None if elements of a client differ in size. Both results are empty
+        if no client can have a shape.
         """
         places = np.empty((0, 0), np.int64)
         if self._num_places:
@@ -425,9 +423,8 @@ class ClientLayout:
         if not by_leaf:
             return [], np.empty(0, np.intp)
         ends = np.cumsum([sizes.shape[1] for sizes in by_leaf])
-        by_leaf.append(
-            np.zeros((len(by_leaf[0]), 1), np.int64)
-        )  # there may be no other
+        # A column of zeros, because there may be no other column.
+        by_leaf.append(np.zeros((len(by_leaf[0]), 1), np.int64))
         different, which = np.unique(
             np.concatenate(by_leaf, axis=1), axis=0, return_inverse=True
         )
@@ -442,7 +439,7 @@ class ClientLayout:
         return None if None in shapes else cast("ClientShape", tuple(shapes))
 
     def extents(self, shape: ClientShape) -> list[Extent]:
-        """Return where the rows of clients of a shape lie."""
+        """Return the extents of clients of one shape."""
         regions: list[Extent] = []
         tensor, place = 0, 0
         for leaf, sizes in zip(self._leaves, shape, strict=True):
@@ -457,29 +454,29 @@ class ClientLayout:
         return regions
 
     def static_member(self, rows: Sequence[tf.Tensor], shape: ClientShape) -> Any:
-        """Return the value of one client of a shape.
+        """Return the value of one client whose shape is known.
 
         Args:
-            rows: its own, of each of `extents`, inside of a graph.
-            shape: of the client.
+            rows: The rows of each of its extents, inside a graph.
+            shape: The client's shape.
         """
         remaining = iter(rows)
         leaves = [
             leaf.static_member(remaining, cast("Any", sizes))
             for leaf, sizes in zip(self._leaves, shape, strict=True)
         ]
-        return tensor_structures.unflatten(iter(leaves), self._type_spec)
+        return trees.unflatten(iter(leaves), self._type_spec)
 
     def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> Any:
         """Return one client's value: tensors and `GraphSequence`s in structs.
 
         Args:
-            tensors: of all clients, inside of a graph.
-            index: of the client among them, i64[].
+            tensors: The tensors of all clients, inside a graph.
+            index: Index of the client, i64[].
         """
         laid, places = iter(tensors), iter(self._places(tensors, index))
         leaves = [leaf.member(laid, places, index) for leaf in self._leaves]
-        return tensor_structures.unflatten(iter(leaves), self._type_spec)
+        return trees.unflatten(iter(leaves), self._type_spec)
 
     def _places(
         self, tensors: Sequence[tf.Tensor], index: tf.Tensor
@@ -490,25 +487,29 @@ class ClientLayout:
         return places
 
 
+FAILED_CHECK = "ray_fed: a check of a client failed"
+"""Part of the error if a check fails in a graph for clients of one shape. The
+interpreter then runs the leaf and raises the check's own error."""
+
 _MOST_IN_WINDOW = 64
-"""Clients whose rows one step takes; XLA compiles for a fixed number."""
+"""Maximum clients of one step. XLA compiles for a fixed number."""
 
 
 class ClientWork:
-    """The functions of a kernel, and the types of what goes through them.
+    """The functions of a kernel, and the types of their values.
 
     Args:
-        kernel: what the compiler planned.
+        kernel: The kernel.
 
     Attributes:
-        constants: type of the values that are the same for all clients.
-        partial: type of the accumulators.
-        kept: type of the values that are kept of each client.
-        layout: of the clients' data.
-        specs: of the accumulators.
+        constants: Type of the values that are equal for all clients.
+        partial: Type of the accumulators.
+        kept: Type of the values that are kept for each client.
+        layout: Layout of the clients' data.
+        specs: Specs of the accumulators.
 
     Raises:
-        Fallback: there are values that no kernel takes.
+        Fallback: A value has a type that kernels do not support.
     """
 
     def __init__(self, kernel: plans.Kernel) -> None:
@@ -527,8 +528,8 @@ class ClientWork:
     def work(
         self, importer: GraphImporter, constants: Sequence[tf.Tensor], member: Any
     ) -> list[Any]:
-        """Return what a client's value comes to, inside of a graph."""
-        packed = tensor_structures.unflatten(iter(constants), self.constants)
+        """Return the result of a client's work, inside a graph."""
+        packed = trees.unflatten(iter(constants), self.constants)
         client = structs.Struct([(None, packed), (None, member)])
         return list(GraphBuilder(importer).call(self._work, client))
 
@@ -539,55 +540,51 @@ class ClientWork:
         worked: Sequence[tf.Tensor],
         constants: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return the accumulators after a client, inside of a graph.
+        """Return the accumulators after a client, inside a graph.
 
         Args:
-            importer: puts computations into it.
-            accumulators: before the client.
-            worked: the tensors of what `work` returned, but for what is kept.
-            constants: the same for all.
+            importer: Imports computations into the graph.
+            accumulators: The tensors of the accumulators before the client.
+            worked: The tensors of the result of `work`, without kept values.
+            constants: The tensors of the constants.
         """
         folded = structs.Struct(
             [
-                (None, tensor_structures.unflatten(iter(accumulators), self.partial)),
-                (None, tensor_structures.unflatten(iter(worked), self._worked)),
-                (None, tensor_structures.unflatten(iter(constants), self.constants)),
+                (None, trees.unflatten(iter(accumulators), self.partial)),
+                (None, trees.unflatten(iter(worked), self._worked)),
+                (None, trees.unflatten(iter(constants), self.constants)),
             ]
         )
-        return flatten(GraphBuilder(importer).call(self._accumulate, folded))
+        return trees.flatten(GraphBuilder(importer).call(self._accumulate, folded))
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What one step takes.
-
-    Attributes:
-        size: in clients.
-        is_whole: whether no leaf has more.
-    """
+    """The clients of one step. It is whole if no leaf has more than `size` clients."""
 
     size: int
     is_whole: bool
 
     @classmethod
     def of(cls, leaf_size: int) -> "Window":
-        """Return a window for leaves of a size, those of their cohort.
+        """Return the window for a cohort with leaves of a size.
 
-        A power of two, so that cohorts of about one size have one graph.
+        It is a power of two, so cohorts of similar size share a graph.
         """
         size = min(1 << (leaf_size - 1).bit_length(), _MOST_IN_WINDOW)
         return cls(size, leaf_size <= size)
 
 
 class ShapedClients:
-    """Folds clients of one shape, inside of a graph.
+    """Accumulates clients of one shape, inside a graph.
 
     Args:
-        client: what is done with each.
-        shape: of each client's.
-        window: of rows that one step takes.
-        at_once: how many clients' work runs vectorised.
-        jit: whether XLA compiles it.
+        client: The functions of a client.
+        shape: The shape of each client.
+        window: The clients whose rows one step takes.
+        at_once: Number of clients whose work is vectorized.
+        jit: Whether XLA compiles the work.
+        trusts_sums: See `GraphImporter`.
     """
 
     def __init__(
@@ -598,13 +595,16 @@ class ShapedClients:
         window: Window,
         at_once: int,
         jit: bool,
+        trusts_sums: bool,
     ) -> None:
         self._client = client
+        self._trusts_sums = trusts_sums
         self._shape = shape
         self._extents = client.layout.extents(shape)
         self._at_once = at_once
         self._is_whole = window.is_whole
         self._window = -(-window.size // at_once) * at_once
+        self._has_checks = False
         self._run: Callable[..., Any] = self._fold_window
         if jit:
             self._run = tf.function(
@@ -612,11 +612,12 @@ class ShapedClients:
             )
 
     def prepare(self, data: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the data of clients as `fold` takes it.
+        """Return the data of all clients in the form that `fold` takes.
 
-        For each of the extents its rows, no fewer than a window has; then for each
-        where a window with a client begins; then where in that the client's rows begin.
-        Where fewer rows than a window follow a client, some come before.
+        The result has three tensors for each extent. First come the rows of each
+        extent, padded to at least one window. Then, for each extent, follows the start
+        of each client's window in these rows. Last is the start of the client's rows in
+        its window, which is not 0 if fewer rows than a window follow the client.
         """
         rows: list[tf.Tensor] = []
         begins: list[tf.Tensor] = []
@@ -646,10 +647,10 @@ class ShapedClients:
         """Return the accumulators after some clients.
 
         Args:
-            clients: the first of them, and one past the last, i64[]; at least one.
-            accumulators: before the first.
-            constants: the same for all.
-            data: of all clients, prepared.
+            clients: The first client and one past the last, i64[]. At least one client.
+            accumulators: The tensors of the accumulators before the first client.
+            constants: The tensors of the constants, then the numbers of the kernel.
+            data: The result of `prepare`.
         """
         first, stop = clients
 
@@ -658,7 +659,12 @@ class ShapedClients:
             if not self._is_whole:
                 count = tf.minimum(count, self._window)
             rows, places = self._rows(data, index)
-            folded = self._run(count, sums, constants, rows, places)
+            passed, *folded = self._run(count, sums, constants, rows, places)
+            if self._has_checks:
+                # XLA has no assertions, so its graph returns whether all passed.
+                check: Any = tf.debugging.Assert(passed, [FAILED_CHECK])
+                with tf.control_dependencies([check]):
+                    folded = list(map(tf.identity, folded))
             return [index + self._window, *folded]
 
         if self._is_whole:
@@ -668,9 +674,9 @@ class ShapedClients:
     def _rows(
         self, data: Sequence[tf.Tensor], index: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return the rows of the window with a client, and where it begins in them.
+        """Return the rows of a client's window, and the start of its rows in them.
 
-        Slices are no copies, where rows are aligned.
+        Slices of aligned rows are not copied.
         """
         size = len(self._extents)
         begins, places = (
@@ -691,37 +697,58 @@ class ShapedClients:
         rows: Sequence[tf.Tensor],
         starts: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return the accumulators after `count` clients, whose rows begin at starts."""
-        # Loops of a computation are more than TensorFlow vectorises.
-        # XLA, and work on several clients at once, has bits of its own anyway.
-        work = GraphImporter(allowed="none", unrolled=self._at_once > 1, isolated=False)
+        """Return the accumulators after `count` clients.
+
+        `starts` has the start of the first client's rows in `rows`. The first result is
+        whether all checks of these clients passed.
+        """
+        # Loops of a computation are unrolled, because TensorFlow cannot vectorize them.
+        # Computations are not isolated: XLA and vectorized work have other bits anyway.
+        work = GraphImporter(
+            allowed="none",
+            unrolled=self._at_once > 1,
+            isolated=False,
+            trusts_sums=self._trusts_sums,
+        )
         fold = GraphImporter(allowed="none", isolated=False)
+        *constants, work.numbers = constants
+        fold.numbers = work.numbers
 
         @tf.autograph.experimental.do_not_convert
         def run(member_rows: Sequence[tf.Tensor]) -> list[Any]:
             member = self._client.layout.static_member(list(member_rows), self._shape)
-            return flatten_all(self._client.work(work, constants, member))
+            worked = flatten_all(self._client.work(work, constants, member))
+            return [all_passed(work), *worked]
+
+        def all_passed(importer: GraphImporter) -> tf.Tensor:
+            passed = tf.ones([], tf.bool)
+            while importer.checks:
+                passed, self._has_checks = passed & importer.checks.pop(), True
+            return passed
 
         def run_one(index: tf.Tensor, *state: tf.Tensor) -> list[Any]:
-            places, sums = state[:size], state[size:]
-            worked = run(self._take(rows, places, 1, []))
+            places, passed, sums = state[:size], state[size], state[size + 1 :]
+            worked_well, *worked = run(self._take(rows, places, 1, []))
             folded = self._client.fold(fold, sums, worked, constants)
-            return [index + 1, *self._after(places, 1), *folded]
+            passed = passed & worked_well & all_passed(fold)
+            return [index + 1, *self._after(places, 1), passed, *folded]
 
         def run_some(index: tf.Tensor, *state: tf.Tensor) -> list[Any]:
-            places, folded = state[:size], list(state[size:])
+            places, passed, folded = state[:size], state[size], list(state[size + 1 :])
             window_rows = self._take(rows, places, at_once, [at_once])
-            some: Any = tf.vectorized_map(
-                run, window_rows, fallback_to_while_loop=False
+            worked_well, *some = cast(
+                "Any",
+                tf.vectorized_map(run, window_rows, fallback_to_while_loop=False),
             )
             for position in range(at_once):
                 worked = [tensor[position] for tensor in some]
                 folded = self._client.fold(fold, folded, worked, constants)
-            return [index + at_once, *self._after(places, at_once), *folded]
+            passed = passed & tf.reduce_all(worked_well) & all_passed(fold)
+            return [index + at_once, *self._after(places, at_once), passed, *folded]
 
-        # XLA compiles anew for each place that it finds fixed in a slice: they move.
+        # Starts are loop variables: XLA would compile again for each constant start.
         size, at_once = len(starts), self._at_once
-        state = [tf.zeros([], tf.int64), *starts, *accumulators]
+        state = [tf.zeros([], tf.int64), *starts, tf.ones([], tf.bool), *accumulators]
         if at_once > 1:
             state = _count_to(count // at_once * at_once, run_some, state)
         return _count_to(count, run_one, state)[1 + size :]
@@ -733,7 +760,7 @@ class ShapedClients:
         number: int,
         lead: list[int],
     ) -> list[tf.Tensor]:
-        """Return the values of so many clients, from places in the rows on."""
+        """Return the values of `number` clients, from the given starts in the rows."""
         values: list[tf.Tensor] = []
         for tensor, place, each in zip(rows, places, self._extents, strict=True):
             part = _slice(tensor, place, number * each.num_rows)
@@ -741,7 +768,7 @@ class ShapedClients:
         return values
 
     def _after(self, places: Sequence[tf.Tensor], number: int) -> list[tf.Tensor]:
-        """Return the places of the clients after so many."""
+        """Return the starts of the rows after `number` clients."""
         return [
             place + number * each.num_rows
             for place, each in zip(places, self._extents, strict=True)
@@ -750,17 +777,15 @@ class ShapedClients:
 
 def flatten_all(members: Sequence[Any]) -> list[Any]:
     """Return the tensors of some values, in order."""
-    return [tensor for member in members for tensor in flatten(member)]
+    return [tensor for member in members for tensor in trees.flatten(member)]
 
 
 def _slice(rows: tf.Tensor, begin: tf.Tensor, size: int) -> tf.Tensor:
-    """Return so many rows from one on."""
     begins = [begin, *[tf.zeros([], tf.int64)] * (len(rows.shape) - 1)]
     return tf.slice(rows, tf.stack(begins), [size, *rows.shape[1:]])
 
 
 def _pad_to(rows: tf.Tensor, size: int) -> tf.Tensor:
-    """Return rows with others behind them, where they are fewer than so many."""
     missing = size - tf.shape(rows, tf.int64)[0]
 
     def padded() -> tf.Tensor:
@@ -785,12 +810,7 @@ def _count_to(
 
 @dataclasses.dataclass(frozen=True)
 class UniformShape:
-    """The key of a graph for leaves whose clients are all of one shape.
-
-    Attributes:
-        clients: the shape of each client.
-        window: how many clients' rows one step of the graph takes.
-    """
+    """The key of a graph for leaves whose clients are all of one shape."""
 
     clients: ClientShape
     window: Window
@@ -801,11 +821,9 @@ class LaidData:
     """The data of some clients, for any round.
 
     Attributes:
-        tensors: the data, laid as `ClientLayout` does.
-        shapes: the different shapes of these clients; None stands for clients that
-            have no shape.
-        kinds: for each client the index of its shape in `shapes`; empty where shapes
-            decide nothing.
+        tensors: The data in the form of `ClientLayout`.
+        shapes: The different shapes of the clients. None stands for no shape.
+        kinds: For each client, the index of its shape. Empty if shapes are not needed.
     """
 
     tensors: Sequence[tf.Tensor]
@@ -820,12 +838,12 @@ class LaidData:
         *,
         with_shapes: bool,
     ) -> "LaidData":
-        """Put together the data of some clients.
+        """Join the parts of some clients' data.
 
         Args:
-            layout: of the data of one client.
-            parts: all that it has, of the same clients.
-            with_shapes: whether to look for the shapes of the clients.
+            layout: The layout of a client's data.
+            parts: All parts of the same clients.
+            with_shapes: Whether to find the shapes of the clients.
         """
         tensors = layout.join(parts)
         if with_shapes:
@@ -833,22 +851,25 @@ class LaidData:
         return cls(tensors, [], np.empty(0, np.intp))
 
     def count_bytes(self) -> int:
-        """Return about how many bytes the tensors hold."""
+        """Return the approximate bytes of the tensors."""
         return sum(map(count_bytes, self.tensors))
 
 
 @dataclasses.dataclass(frozen=True)
 class LaidClients:
-    """The clients that one or several calls of a kernel cover, in one round.
+    """The clients of one or several kernel calls in one round.
 
     Attributes:
-        states: the states of random ops in the clients' work, and of those in the
-            accumulation: i64[clients, sites, 3] each.
-        data: the data of the clients.
-        shape: the shape of all clients of the leaves to fold; None where these leaves
-            are folded by the graph for clients of any shape.
+        states: States of the random ops in the clients' work, and in the accumulation,
+            i64[clients, sites, 3] each.
+        data: The data of the clients.
+        shape: The shape of all clients of the leaves to run, or None to use the graph
+            for clients of any shape.
+        are_checked: Whether a graph for clients of any shape checks each client,
+            instead of relying on sums over clients.
     """
 
     states: tuple[tf.Tensor, tf.Tensor]
     data: LaidData
     shape: UniformShape | None = None
+    are_checked: bool = False

@@ -1,4 +1,4 @@
-"""The work of many clients and its accumulation as one graph, with values in and out.
+"""One graph that does the work of many clients and accumulates their results.
 
     lay_part      plain data of clients  -> tensors, for any round     ClientLayout
     join          all parts of the data                                LaidData
@@ -6,20 +6,20 @@
     inputs        plain zeros, constants -> tensors
     run           tensors -> partials of subtrees                      LeafLoop
 
-A call may stop at any client and the next go on from there: the bits are the same.
+A call can stop after any client, and the next call resumes with the same bits.
 
-    for each leaf                begins at zero
-        for each of its clients  data sliced: no padding, no second trace
-            work, accumulate     constants are the same for all, outside of the loops
-    for each pair                merge, as the tree of leaves has it
-        -> partials of subtrees; what is kept of each client, stacked
+    for each leaf                starts from the zeros
+        for each of its clients  slices the data: no padding, no second trace
+            work, accumulate     constants are the same for all clients
+    for each pair                merges partials along the merge tree
+        -> partials of subtrees, and the kept values of all clients, stacked
 
-One iteration at a time, so that variables and random states are those of one client.
+Iterations run one after another, so that variables and random states belong to one
+client at a time.
 
-A leaf whose clients are all of one shape may be compiled by XLA, or fold several
-clients at once. Settings, the rule in `jit` and what the work does decide; a leaf that
-gets no graph of its own is folded by the graph for clients of any shape, and the reason
-is noted.
+If all clients of a leaf have one shape, XLA can compile it, or several clients can work
+at once. Settings, the rule in `jit` and the work decide this. If a leaf gets no graph
+of its own, the graph for clients of any shape runs it, and the reason is noted.
 """
 
 import dataclasses
@@ -34,13 +34,14 @@ import tensorflow as tf
 
 import ray_fed.plan.plans as plans
 import ray_fed.tensorflow.external_data as external_data
-from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language import blocks, structs, trees, type_checks
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow import normal_forms
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.client_batches import (
+    FAILED_CHECK,
     ClientWork,
     LaidClients,
     LaidData,
@@ -53,76 +54,70 @@ from ray_fed.tensorflow.kernels.client_batches import (
 from ray_fed.tensorflow.kernels.graph_builder import (
     GraphBuilder,
     GraphImporter,
-    flatten,
+    RandomOp,
     parameter_of,
     refuse_many,
     specs_of,
 )
 from ray_fed.tensorflow.kernels.graph_functions import (
     GraphFunction,
+    NumberedGraph,
     as_graph,
     as_tensors,
     before,
 )
-from ray_fed.values import tensor_structures
 from ray_fed.values.stored import ClientValues
-from ray_fed.values.tensor_structures import nester, unflatten
 
 
 class MergeKernel:
     """The graph that merges two partials.
 
     Args:
-        merge: serialised <U, U> -> U.
-        device: name of the device to run on; None leaves it to TensorFlow.
+        merge: Serialized <U, U> -> U.
+        device: Name of the device to run on, or None to leave it to TensorFlow.
 
     Attributes:
-        may_be_shared: whether several threads may run it at once.
-        partial: type of a partial.
+        partial: Type of a partial.
 
     Raises:
-        Fallback: the merge draws random numbers, or does what a graph cannot do:
-            executors run it, each merge with the key of its subtree.
+        Fallback: The merge draws random numbers, or no graph can do it. Executors then
+            run each merge with the key of its subtree.
     """
-
-    may_be_shared = True
 
     def __init__(self, merge: bytes, device: str | None) -> None:
         self._merge = blocks.parse_block(merge)
         self._pair = type_checks.struct_type(parameter_of(self._merge))
         self.partial = self._pair[0]
-        self._nest = nester(self.partial)
         self._device = device
         with tf.device(device):
             self._specs = specs_of(self._pair)
             self._function = as_graph(self.trace, self._specs)
 
     def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Return the accumulators of two partials merged, inside of a graph."""
-        pair = unflatten(iter(tensors), self._pair)
-        return flatten(GraphBuilder(GraphImporter()).call(self._merge, pair))
+        """Return the merge of two partials' tensors, inside a graph."""
+        pair = trees.unflatten(iter(tensors), self._pair)
+        return trees.flatten(GraphBuilder(GraphImporter()).call(self._merge, pair))
 
     def run(self, left: Sequence[Any], right: Sequence[Any]) -> list[tf.Tensor]:
-        """Return the accumulators of two partials, tensors or arrays, merged."""
+        """Return the merge of two partials, which are tensors or arrays."""
         with tf.device(self._device):
             return self._function(as_tensors([*left, *right], self._specs))
 
     def to_plain(self, returned: Sequence[Any]) -> structs.Plain:
-        """Return the plain value of a partial's tensors, or arrays."""
-        return self._nest(
-            leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf for leaf in returned
-        )
+        """Return the plain value of a partial's tensors or arrays."""
+        arrays = [x.numpy() if isinstance(x, tf.Tensor) else x for x in returned]
+        return trees.nest(iter(arrays), self.partial)
 
 
 def merge_all(
     merge: MergeKernel, pairs: tf.Tensor, partials: Sequence[Any]
 ) -> list[Any]:
-    """Merge partials inside of a graph, each pair into the place of its left one.
+    """Merge partials inside a graph. Each merge replaces the left partial.
 
     Args:
-        merge: of two partials.
-        pairs: indices of left and right, i32[pairs, 2], in order.
-        partials: a TensorArray for each tensor of a partial.
+        merge: The merge of two partials.
+        pairs: Indices of left and right partials, i32[pairs, 2], in order.
+        partials: A TensorArray for each tensor of a partial.
     """
     sides = tf.unstack(pairs, axis=1)
 
@@ -145,7 +140,7 @@ def merge_all(
 
 
 def empty_array(spec: tf.TensorSpec, size: Any) -> Any:
-    """Return an array inside of a graph whose elements may be read many times."""
+    """Return a TensorArray whose elements can be read several times."""
     return tf.TensorArray(
         spec.dtype, size, element_shape=spec.shape, clear_after_read=False
     )
@@ -154,21 +149,23 @@ def empty_array(spec: tf.TensorSpec, size: Any) -> Any:
 _INDEX = tf.TensorSpec([], tf.int64)
 _PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
 _INDICES = tf.TensorSpec([None], tf.int32)
+_NUMBERS = tf.TensorSpec([None], tf.float64)
 
 ClientBounds = tuple[tf.Tensor, tf.Tensor]
-"""The first client of a leaf, and the one after its last client: i64[] each."""
+"""The first client of a leaf and one past its last client, i64[] each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopInputs:
-    """What the loops of a kernel take from outside, as tensors of its graph.
+    """The inputs of a kernel's loops, as tensors of its graph.
 
     Attributes:
-        first: the first client of this call.
-        work_states: see `LaidClients.states`.
-        fold_states: see `LaidClients.states`.
-        constants: a struct.
-        data: the data of the clients.
+        first: Index of the first client of this call.
+        work_states: See `LaidClients.states`.
+        fold_states: See `LaidClients.states`.
+        constants: The constants, as a struct.
+        data: The data of the clients.
+        numbers: See `GraphImporter.numbers`.
     """
 
     first: tf.Tensor
@@ -176,17 +173,19 @@ class LoopInputs:
     fold_states: tf.Tensor
     constants: Struct
     data: Sequence[tf.Tensor]
+    numbers: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafFold:
-    """A way to fold the clients of one leaf.
+    """A way to accumulate the clients of one leaf.
 
     Attributes:
-        fold: takes the clients, then accumulators and arrays of what is kept, as they
-            are before these clients; returns a tensor that the next leaf waits for,
-            then accumulators and arrays as they are after these clients.
-        prepare: returns the data of all clients as `fold` takes it, once a call.
+        fold: Function of the clients, and of the accumulators and the arrays of kept
+            values before these clients. It returns a tensor that the next leaf waits
+            for, and then accumulators and arrays after these clients.
+        prepare: Function from the data of all clients to the form that `fold` takes. It
+            runs once in each call.
     """
 
     fold: Callable[[ClientBounds, Sequence[Any], LoopInputs], list[Any]]
@@ -197,35 +196,66 @@ class LeafLoop:
     """Builds the graphs of one kernel.
 
     Args:
-        client: what is done with each client.
-        merge: of two partials; None: no partials are merged in the graph.
+        client: The functions of a client.
+        merge: The merge of two partials, or None to merge nothing in the graph.
+        trusts_sums: See `GraphImporter`.
 
     Attributes:
-        specs: of the accumulators.
-        constant_specs: of the constants.
-        work_importer: the computations that were put in as clients' work.
-        fold_importer: the computations that were put in to accumulate.
+        specs: Specs of the accumulators.
+        constant_specs: Specs of the constants.
+        work_importer: Imports the clients' work.
+        fold_importer: Imports the accumulation.
     """
 
-    def __init__(self, client: ClientWork, merge: MergeKernel | None) -> None:
+    def __init__(
+        self, client: ClientWork, merge: MergeKernel | None, *, trusts_sums: bool
+    ) -> None:
         self._client, self._merge = client, merge
+        self.trusts_sums = trusts_sums
         self.specs = client.specs
         self.constant_specs = specs_of(client.constants)
-        self.work_importer, self.fold_importer = GraphImporter(), GraphImporter()
+        self.work_importer = GraphImporter(trusts_sums=trusts_sums)
+        self.fold_importer = GraphImporter()
 
-    def trace(self, leaf_fold: LeafFold) -> GraphFunction:
-        """Return the graph that folds the clients of each leaf in one way."""
+    def trace(self, leaf_fold: LeafFold, key: str | None = None) -> GraphFunction:
+        """Return the graph that uses `leaf_fold`. For `key` see `as_graph`."""
         build = functools.partial(self._build, leaf_fold)
         try:
-            return as_graph(build, self._signature())
+            return as_graph(build, self._signature(), key, self)
         finally:
             self.work_importer.leave_graph()
             self.fold_importer.leave_graph()
 
+    def save(self) -> Any:
+        """Return the records of the importers, or None if they have states or notes."""
+        importers = self.work_importer, self.fold_importer
+        if any(each.keeps_states or each.unkeyed for each in importers):
+            return None
+        return [
+            [
+                [[site.path, site.content.hex()] for site in each.sites],
+                sorted(each.ops),
+                each.relies_on_sums,
+            ]
+            for each in importers
+        ]
+
+    def restore(self, saved: Any) -> None:
+        """Set the records that `save` returned."""
+        importers = self.work_importer, self.fold_importer
+        for importer, (sites, ops, relies_on_sums) in zip(
+            importers, saved, strict=True
+        ):
+            importer.relies_on_sums = relies_on_sums
+            importer.sites += [
+                RandomOp(tuple(path), bytes.fromhex(content)) for path, content in sites
+            ]
+            importer.ops.update(ops)
+
     def _signature(self) -> list[tf.TensorSpec]:
         states = tf.TensorSpec([None, None, random_keys.STATE_SIZE], tf.int64)
         return [
-            *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, states, states),
+            *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, _NUMBERS, states, states),
             *(*self.specs, *self.constant_specs),
             *self._client.layout.specs,
         ]
@@ -236,11 +266,13 @@ class LeafLoop:
         bounds: tf.Tensor,
         merges: tf.Tensor,
         roots: tf.Tensor,
+        numbers: tf.Tensor,
         work_states: tf.Tensor,
         fold_states: tf.Tensor,
         *tensors: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Fold leaf after leaf, merge what is to be merged, return what is left."""
+        """Accumulate leaf after leaf, merge pairs, and return what partials remain."""
+        self.work_importer.numbers = self.fold_importer.numbers = numbers
         size = len(self.specs)
         zeros, rest = tensors[:size], tensors[size:]
         num_constants = len(self.constant_specs)
@@ -249,21 +281,22 @@ class LeafLoop:
             bounds[0, 0],
             work_states,
             fold_states,
-            unflatten(constants, self._client.constants),
+            trees.unflatten(constants, self._client.constants),
             leaf_fold.prepare(rest[num_constants:]),
+            numbers,
         )
         starts, stops = tf.unstack(bounds, axis=1)
         num_leaves = tf.shape(bounds)[0]
 
         def fold(leaf: tf.Tensor, *carried: Any) -> list[Any]:
             clients = tf.gather(starts, leaf), tf.gather(stops, leaf)
-            # Each leaf begins at zero; what is kept of clients goes on to the next.
+            # Each leaf starts from the zeros and appends to the arrays of kept values.
             end, *folded = leaf_fold.fold(clients, [*zeros, *carried[size:]], inputs)
             written = [
                 array.write(leaf, tensor)
                 for array, tensor in zip(carried[:size], folded[:size], strict=True)
             ]
-            # The next leaf begins once the last client of this one is done.
+            # The next leaf starts when the last client of this one has finished.
             with tf.control_dependencies([end]):
                 return [leaf + 1, *written, *folded[size:]]
 
@@ -280,7 +313,7 @@ class LeafLoop:
             ],
             parallel_iterations=1,
         )
-        # Merged in the same call, partials need not leave the graph one by one.
+        # Partials that are merged in the same call need not leave the graph.
         partials = arrays[:size]
         if self._merge is not None:
             partials = merge_all(self._merge, merges, partials)
@@ -292,7 +325,7 @@ class LeafLoop:
     def fold_clients(
         self, clients: ClientBounds, initial: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
-        """Fold any number of clients, of any shapes: see `LeafFold.fold`."""
+        """Accumulate any number of clients of any shapes, see `LeafFold.fold`."""
 
         def step(index: tf.Tensor, *carried: Any) -> list[Any]:
             return self._step(index, carried, inputs)
@@ -311,20 +344,20 @@ class LeafLoop:
     def fold_client(
         self, clients: ClientBounds, initial: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
-        """Do what `fold_clients` does, for exactly one client: without a loop."""
+        """Accumulate exactly one client, without a loop, see `LeafFold.fold`."""
         return self._step(clients[0], initial, inputs)
 
     def _step(
         self, index: tf.Tensor, carried: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
-        """Do and accumulate the work of one client; first the next client's index."""
+        """Accumulate one client. The first result is the index of the next client."""
         size = len(self.specs)
         accumulators, arrays = carried[:size], carried[size:]
         self.work_importer.ends = []
         self.work_importer.use_states(lambda site: inputs.work_states[index, site])
         self.fold_importer.use_states(lambda site: inputs.fold_states[index, site])
         member = self._client.layout.member(inputs.data, index)
-        constants = flatten(inputs.constants)
+        constants = trees.flatten(inputs.constants)
         worked = self._client.work(self.work_importer, constants, member)
         count = len(worked) - len(self._client.kept)
         position = tf.cast(index - inputs.first, tf.int32)
@@ -345,8 +378,8 @@ class _ShapedGraph:
     """The graph for leaves of one shape.
 
     Attributes:
-        function: None where the graph for clients of any shape folds these leaves.
-        not_jit: why XLA does not compile it; None where XLA does.
+        function: The graph, or None if the graph for clients of any shape runs them.
+        not_jit: The reason why XLA does not compile them, or None if it does.
     """
 
     function: GraphFunction | None
@@ -354,13 +387,13 @@ class _ShapedGraph:
 
 
 class ShapedGraphs:
-    """The graphs of one kernel by shape, each built when first needed.
+    """The graphs of one kernel by shape. Each is built on first use.
 
     Args:
-        kernel: its options `jit` and `vectorised_clients` count here.
-        client: what is done with each client.
-        loop: builds the graphs.
-        device: name of the device to run on; None leaves it to TensorFlow.
+        kernel: The kernel, with its options `jit` and `vectorized_clients`.
+        client: The functions of a client.
+        loop: Builds the graphs.
+        device: Name of the device to run on, or None to leave it to TensorFlow.
     """
 
     def __init__(
@@ -371,7 +404,7 @@ class ShapedGraphs:
         device: str | None,
     ) -> None:
         self._client, self._loop, self._device = client, loop, device
-        self._jit, self._at_once = kernel.jit, kernel.vectorised_clients
+        self._jit, self._at_once = kernel.jit, kernel.vectorized_clients
         self._ops = loop.work_importer.ops | loop.fold_importer.ops
         self._never_jit = "off" if kernel.jit == "off" else None
         if kernel.jit == "auto":
@@ -383,14 +416,14 @@ class ShapedGraphs:
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether settings ask for other graphs than that of clients of any shape."""
+        """Whether settings request graphs for clients of one shape."""
         return self._jit == "on" or self._at_once > 1
 
     def refuse_shapes(self, leaf_size: int) -> str | None:
-        """Return why the shapes of clients decide nothing; None where they do.
+        """Return the reason why the shapes of clients are not needed, or None.
 
         Args:
-            leaf_size: how many clients the leaves of the cohort have.
+            leaf_size: Number of clients of the cohort's largest leaf.
         """
         if self._at_once > 1:
             return None
@@ -401,12 +434,12 @@ class ShapedGraphs:
     def shape_of(
         self, leaf: range, laid: LaidClients, leaf_size: int
     ) -> UniformShape | None:
-        """Return the shape of a leaf's clients, where there is a graph for it.
+        """Return the shape of a leaf's clients if there is a graph for it.
 
         Args:
-            leaf: positions of all clients of the leaf among those that were laid.
-            laid: the clients.
-            leaf_size: how many clients the leaves of the cohort have.
+            leaf: Positions in `laid` of all clients of the leaf.
+            laid: The data of the clients.
+            leaf_size: Number of clients of the cohort's largest leaf.
         """
         kinds = laid.data.kinds[leaf.start : leaf.stop]
         is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()
@@ -423,9 +456,9 @@ class ShapedGraphs:
                 self._note_off(refused or "data without one shape")
             return None
         shape = UniformShape(of_clients, Window.of(leaf_size))
-        with self._lock:  # other threads may run this kernel, too
+        with self._lock:  # other threads can run this kernel at the same time
             if shape not in self._graphs:
-                self._graphs[shape] = self._specialise(shape)
+                self._graphs[shape] = self._specialize(shape)
         graph = self._graphs[shape]
         if graph.not_jit is not None:
             self._note_off(graph.not_jit)
@@ -437,12 +470,12 @@ class ShapedGraphs:
         arguments: list[tf.Tensor],
         for_any_shape: GraphFunction,
     ) -> list[tf.Tensor]:
-        """Call the graph for leaves of a shape.
+        """Call the graph for leaves of one shape.
 
         Args:
-            shape: what `shape_of` returned for each of the leaves.
-            arguments: of the graph.
-            for_any_shape: the graph to call where there is none for the shape.
+            shape: The result of `shape_of` for each of the leaves.
+            arguments: Arguments of the graph.
+            for_any_shape: The graph to call if there is none for the shape.
         """
         graph = None if shape is None else self._graphs[shape]
         if shape is None or graph is None or graph.function is None:
@@ -452,9 +485,11 @@ class ShapedGraphs:
         except tf.errors.ResourceExhaustedError:
             raise
         except tf.errors.OpError as error:
+            if FAILED_CHECK in str(error):
+                self._compiled.add(shape)
             if graph.not_jit is not None or shape in self._compiled:
                 raise
-            # XLA compiles at the first call. What it refuses, it always refuses.
+            # XLA compiles in the first call. A graph that it refuses is never retried.
             reason = f"{type(error).__name__} of XLA"
             self._graphs[shape] = self._refuse(reason)
             self._note_off(reason)
@@ -465,7 +500,7 @@ class ShapedGraphs:
         return results
 
     def note_refusals(self) -> None:
-        """Note why leaves of one shape got no graph although settings ask for it."""
+        """Note why leaves of one shape have no graph although settings request it."""
         diagnostics.note(map(diagnostics.WorkUnshaped, tuple(self._refusals)))
 
     def _note_off(self, reason: str) -> None:
@@ -478,7 +513,7 @@ class ShapedGraphs:
         return _ShapedGraph(None, reason)
 
     def _refuse_jit(self, shape: UniformShape) -> str | None:
-        """Return why XLA does not compile leaves of a shape; None where it does."""
+        """Return the reason why XLA does not compile leaves of a shape, or None."""
         if self._jit != "auto" or self._never_jit is not None:
             return self._never_jit
         specs = [*self._loop.specs, *self._loop.constant_specs]
@@ -488,25 +523,25 @@ class ShapedGraphs:
         kind = jit.kind_of(self._device)
         return jit.refuse_sizes(self._ops, shape.window.size, all_shapes, kind)
 
-    def _specialise(self, shape: UniformShape) -> _ShapedGraph:
-        """Return the graph for leaves of a shape, or why there is none."""
+    def _specialize(self, shape: UniformShape) -> _ShapedGraph:
         not_jit = self._refuse_jit(shape)
         if not_jit is not None and self._at_once == 1:
             return _ShapedGraph(None, not_jit)
         if len(self._client.kept):
-            return self._refuse("values are kept of clients")
+            return self._refuse("clients' values are kept for later stages")
         clients = ShapedClients(
             self._client,
             shape.clients,
             window=shape.window,
             at_once=self._at_once,
             jit=not_jit is None,
+            trusts_sums=self._loop.trusts_sums,
         )
 
         def fold(
             bounds: ClientBounds, initial: Sequence[Any], inputs: LoopInputs
         ) -> list[Any]:
-            constants = flatten(inputs.constants)
+            constants = [*trees.flatten(inputs.constants), inputs.numbers]
             return [bounds[1], *clients.fold(bounds, initial, constants, inputs.data)]
 
         try:
@@ -515,40 +550,43 @@ class ShapedGraphs:
                 return _ShapedGraph(traced, not_jit)
         except Exception as error:
             first: BaseException = error
-            # TensorFlow raises others over the one that says why.
+            # TensorFlow wraps the first error, which has the reason, in others.
             while not isinstance(first, Fallback) and first.__context__ is not None:
                 first = first.__context__
             if isinstance(first, Fallback):
                 return self._refuse(first.reason)
-            if diagnostics.is_defect(error):
+            if diagnostics.is_final(error):
                 raise
             return self._refuse(diagnostics.first_line(first))
 
 
 _CACHED_INDICES = 64
-"""Cuts of cohorts whose indices a kernel keeps as tensors."""
+"""Number of divisions of cohorts whose indices a kernel caches as tensors."""
 
 _TENSOR_TYPES = tf.Tensor, np.ndarray, np.generic
-"""Plain values of tensors, which were checked against their types before."""
+"""Types of plain values of tensors. Their values are already checked."""
 
 
-class ClientKernel:
-    """The graph of one `plans.Kernel`, and its values in and out.
+class ClientKernel(NumberedGraph):
+    """The graph of one `plans.Kernel`, with conversion of its values.
 
     Args:
-        kernel: what the compiler planned.
-        merge: of two partials; None: none are merged here.
-        device: name of the device to run on; None leaves it to TensorFlow.
-        one_a_leaf: whether each leaf is of one client, which spares the inner loop.
+        kernel: The kernel.
+        merge: The merge of two partials, or None to merge nothing here.
+        device: Name of the device to run on, or None to leave it to TensorFlow.
+        one_a_leaf: Whether each leaf has one client, so that no inner loop is needed.
+        key: See `as_graph`.
 
     Attributes:
-        shaped: its graphs for leaves whose clients are all of one shape.
-        merges: whether it merges partials.
-        at_once: how many clients of a leaf of one shape work at once; a call that
-            covers some of a leaf covers a multiple of these.
+        shaped: The graphs for leaves whose clients all have one shape.
+        merges: Whether it merges partials.
+        relies_on_sums: Whether clients are not checked one by one. If a partial is not
+            finite, run its leaf again with `LaidClients.are_checked`.
+        at_once: Number of clients of one shape that work at once. A call for a part of
+            a leaf must cover a multiple of this number.
 
     Raises:
-        Fallback: the work needs what a kernel cannot do.
+        Fallback: A kernel cannot do the work.
     """
 
     def __init__(
@@ -558,68 +596,91 @@ class ClientKernel:
         device: str | None,
         *,
         one_a_leaf: bool = False,
+        key: str | None = None,
     ) -> None:
-        self._merge, self._device = merge, device
+        super().__init__(device)
+        self._merge = merge
         self.merges = merge is not None
-        self.at_once = kernel.vectorised_clients
+        self.at_once = kernel.vectorized_clients
         self._client = client = ClientWork(kernel)
+        self._one_a_leaf = one_a_leaf
         refuse_many(len(client.specs), "to accumulate")
         elements = [*client.partial.items(), *client.constants.items()]
         self._server_type = fl.StructType([type_spec for _, type_spec in elements])
-        self._loop = loop = LeafLoop(client, merge)
+        self._loops: list[LeafLoop] = []
+        self._key = key
+        # Copies with other numbers share this graph.
+        self._checking = functools.cache(self._trace_checking)
+        # Kept values are not in any sum, so sums cannot show that they are not finite.
+        self._function = self._trace(trusts_sums=not kernel.num_kept)
+        self._loop = loop = self._loops[0]
+        self.relies_on_sums = loop.work_importer.relies_on_sums
+        self.shaped = ShapedGraphs(kernel, client, loop, device)
         with tf.device(device):
-            fold = loop.fold_client if one_a_leaf else loop.fold_clients
-            self._function = loop.trace(LeafFold(fold))
-            self.shaped = ShapedGraphs(kernel, client, loop, device)
-            loop.work_importer.create()
-            loop.fold_importer.create()
             self._no_states = tf.zeros([0, 0, random_keys.STATE_SIZE], tf.int64)
-        # A cohort is cut alike from round to round.
+        # Cohorts are usually divided in the same way in each round.
         self._indices = functools.lru_cache(maxsize=_CACHED_INDICES)(
             functools.partial(_make_indices, device)
         )
 
+    def _trace(self, *, trusts_sums: bool) -> GraphFunction:
+        loop = LeafLoop(self._client, self._merge, trusts_sums=trusts_sums)
+        with tf.device(self._device):
+            fold = loop.fold_client if self._one_a_leaf else loop.fold_clients
+            key = self._key and f"{self._key}{trusts_sums:d}"
+            function = loop.trace(LeafFold(fold), key)
+            loop.work_importer.create()
+            loop.fold_importer.create()
+        self._loops.append(loop)
+        return function
+
+    def _trace_checking(self) -> GraphFunction:
+        if not self.relies_on_sums:
+            return self._function
+        return self._trace(trusts_sums=False)
+
     @property
     def may_be_shared(self) -> bool:
-        """Whether several threads may run it at once: it keeps no random states."""
+        """Whether several threads can run it at once. It then has no random states."""
         importers = self._loop.work_importer, self._loop.fold_importer
         keep_states = any(each.keeps_states for each in importers)
         return not keep_states and not self.shaped.is_asked_for
 
     def close(self) -> None:
-        """Free what the graph keeps between calls."""
-        self._loop.work_importer.close()
-        self._loop.fold_importer.close()
+        """Free the states that the graph keeps between calls."""
+        for loop in self._loops:
+            loop.work_importer.close()
+            loop.fold_importer.close()
 
     def lay_part(
         self, part: int, values: ClientValues, keep: external_data.Keep
     ) -> LaidPart:
-        """Return one part of some clients' data as tensors, to be used in any round.
+        """Return one part of clients' data as tensors, for any round.
 
         Args:
-            part: index in `plans.Kernel.data`.
-            values: the clients' plain values there, in order.
-            keep: keeps what files hold.
+            part: Index in `plans.Kernel.data`.
+            values: The clients' plain values, in order.
+            keep: Caches the content of files.
         """
         with tf.device(self._device):
             return self._client.layout.lay_part(part, values, keep)
 
     def join(self, parts: Sequence[LaidPart], *, with_shapes: bool) -> LaidData:
-        """Return some clients' data, all of whose parts were laid.
+        """Join the parts of clients' data.
 
         Args:
-            parts: in the order of `plans.Kernel.data`.
-            with_shapes: whether `shaped` is to know the shapes of the clients.
+            parts: The parts, in the order of `plans.Kernel.data`.
+            with_shapes: Whether `shaped` needs the shapes of the clients.
         """
         with tf.device(self._device):
             return LaidData.of(self._client.layout, parts, with_shapes=with_shapes)
 
     def lay(self, data: LaidData, clients: range) -> LaidClients:
-        """Return some clients' data as `run` takes it in this round.
+        """Return clients' data in the form that `run` takes in this round.
 
         Args:
-            data: what `join` returned.
-            clients: their places among those that `random_keys.at_client` counts.
+            data: The result of `join`.
+            clients: Indices of the clients for `random_keys.at_client`.
         """
         states = self._states(self._loop.work_importer, clients)
         with random_keys.at_step("accumulate"):
@@ -642,20 +703,20 @@ class ClientKernel:
     def inputs(
         self, server_values: Sequence[Plain]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return zeros and constants, plain or tensors, as `run` takes them.
+        """Return zeros and constants in the form that `run` takes.
 
         Args:
-            server_values: what `server` of the kernel returned: the zero of each
-                aggregation, then what is the same for all clients.
+            server_values: The result of the kernel's `server`: zeros, then constants,
+                plain or tensors.
         """
-        values = tensor_structures.flatten(tuple(server_values))
+        values = trees.flatten(tuple(server_values))
         zeros, constants = self._loop.specs, self._loop.constant_specs
         with tf.device(self._device):
             if all(isinstance(value, _TENSOR_TYPES) for value in values):
                 tensors = as_tensors(values, [*zeros, *constants])
             else:
-                tensors = flatten(
-                    normal_forms.normalise(server_values, self._server_type)
+                tensors = trees.flatten(
+                    normal_forms.normalize(server_values, self._server_type)
                 )
         return tensors[: len(zeros)], tensors[len(zeros) :]
 
@@ -667,19 +728,19 @@ class ClientKernel:
         constants: Sequence[tf.Tensor],
         laid: LaidClients,
     ) -> tuple[list[list[Any]], list[tf.Tensor]]:
-        """Fold clients that were laid, and merge inside of subtrees.
+        """Accumulate clients, and merge inside subtrees.
 
         Args:
-            leaves: positions of each leaf's clients among these; adjacent.
-            nodes: the subtrees to return, by index among all leaves.
-            accumulators: before the first client of each leaf: tensors, or what this
-                method returned.
-            constants: the same for all.
-            laid: what `lay` returned, of the shape that all of the leaves have.
+            leaves: Positions in `laid` of each leaf's clients. The leaves are adjacent.
+            nodes: The subtrees to return, by index among all leaves.
+            accumulators: The accumulators before the first client of each leaf:
+                tensors, or a result of this method.
+            constants: The constants, see `inputs`.
+            laid: The result of `lay`, with the shape of all these leaves.
 
         Returns:
-            The accumulators of each subtree, as numpy values that are views of one
-            transfer; and what is kept of these clients, stacked.
+            The accumulators of each subtree, as NumPy views of one transfer, and the
+            kept values of these clients, stacked.
         """
         importers = self._loop.work_importer, self._loop.fold_importer
         diagnostics.note([note for each in importers for note in each.unkeyed])
@@ -687,12 +748,16 @@ class ClientKernel:
         with tf.device(self._device):
             arguments = [
                 *self._indices(tuple(leaves), tuple(nodes)),
+                self._numbers,
                 *laid.states,
                 *as_tensors(accumulators, self._loop.specs),
                 *constants,
                 *laid.data.tensors,
             ]
-            results = self.shaped.call(laid.shape, arguments, self._function)
+            if laid.are_checked:
+                results = self._checking()(arguments)
+            else:
+                results = self.shaped.call(laid.shape, arguments, self._function)
             self.shaped.note_refusals()
             stacked = [tensor.numpy() for tensor in results[:size]]
             partials = [[array[i] for array in stacked] for i in range(len(nodes))]
@@ -700,7 +765,7 @@ class ClientKernel:
 
     @functools.cached_property
     def bytes_of_partial(self) -> int | None:
-        """Bytes of one leaf's accumulators; None where their types do not say."""
+        """Bytes of one leaf's accumulators, or None if their types do not fix them."""
         specs = self._loop.specs
         is_known = all(spec.shape.is_fully_defined() for spec in specs)
         if not is_known or any(spec.dtype == tf.string for spec in specs):
@@ -708,29 +773,28 @@ class ClientKernel:
         return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
 
     def kept(self, stacked: Sequence[Sequence[tf.Tensor]]) -> list[list[Plain]]:
-        """Return the plain values of each of what is kept, in client order.
+        """Return the plain values of each kept value, in client order.
 
-        Args:
-            stacked: what calls of `run` kept, in order.
+        `stacked` has the kept values that calls of `run` returned, in order.
         """
         clients: list[Any] = []
         for tensors in stacked:
             arrays = [tensor.numpy() for tensor in tensors]
             clients.extend(map(list, zip(*arrays, strict=True)))
-        nest = nester(self._client.kept)
-        plain = [nest(iter(leaves)) for leaves in clients]
-        return [[member[k] for member in plain] for k in range(len(self._client.kept))]
+        kept = self._client.kept
+        plain = [trees.nest(iter(leaves), kept) for leaves in clients]
+        return [[member[k] for member in plain] for k in range(len(kept))]
 
     @property
     def partial(self) -> fl.StructType:
-        """The type of a partial."""
+        """Type of a partial."""
         return self._client.partial
 
 
 def _make_indices(
     device: str | None, leaves: tuple[range, ...], nodes: tuple[merge_tree.Subtree, ...]
 ) -> tuple[tf.Tensor, ...]:
-    """Return the bounds of leaves, the merges inside of nodes, and what is left."""
+    """Return the bounds of leaves, the pairs to merge, and the remaining partials."""
     roots = [start - nodes[0][0] for start, _ in nodes]
     merges = [
         (root + left, root + right)

@@ -1,16 +1,17 @@
 """Builds one graph of building blocks and of the TensorFlow computations in them.
 
-Blocks are interpreted inside of the graph that is being built. Values are tensors,
-`GraphSequence`s and structs of them; functions are Python functions over these. A value
-at the server is its member. Locals are evaluated when first needed, as the executors
-do, and draw under the same names. A sequence between two computations is composed away.
+Blocks are interpreted while the graph is built. Values are tensors, `GraphSequence`s
+and structs of them. Functions are Python functions of these. A value at the server is
+represented by its member. Locals are evaluated on first use, and their names key random
+numbers, as in executors. If a computation takes the sequence that another one returns,
+the two are joined.
 
-A computation runs once for each client. Each call has the variables, tables and random
-states of its own iteration: they are set, then initialised, before anything else of it.
+A computation runs once for each client. Variables that it creates become values, see
+`lowering.variables`. Tables, random states, and variables that cannot become values are
+initialized at the beginning of each iteration.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
@@ -22,29 +23,29 @@ import ray_fed.tensorflow.graphs.loader as loader
 import ray_fed.tensorflow.graphs.randomness as randomness
 import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.inlining as inlining
-from ray_fed.language import blocks, intrinsics, type_checks
+import ray_fed.tensorflow.lowering.variables as variables
+from ray_fed.language import blocks, intrinsics, trees, type_checks
 from ray_fed.language.structs import Struct
 from ray_fed.plan import diagnostics
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow import operators
-from ray_fed.tensorflow.graphs import identity
+from ray_fed.tensorflow.graphs import identity, numbers
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, TensorFlowMessage
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import columnar_sequence
 from ray_fed.values.columnar_sequence import Sizes
-from ray_fed.values.tensor_structures import unflatten
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphSequence:
-    """A sequence inside of a graph, as a `ColumnarSequence` has its columns.
+    """A sequence inside a graph, with the columns of a `ColumnarSequence`.
 
     Attributes:
-        columns: of each column its rows and, where it has them, its splits.
-        length: how many elements, i64[]; None with `sizes`.
-        sizes: where they were known when traced; then columns have no splits, and the
-            elements' dimension first.
+        columns: For each column its rows and, if it has them, its splits.
+        length: Number of elements, i64[], or None with `sizes`.
+        sizes: The sizes, if they are known when the graph is traced. Columns then have
+            no splits, and their first dimension is the element.
     """
 
     columns: tuple[tf.Tensor, ...]
@@ -53,36 +54,35 @@ class GraphSequence:
 
 
 def leaf_types(type_spec: fl.Type) -> list[fl.TensorType | fl.SequenceType]:
-    """Return the tensors and sequences of a structure, in order.
+    """Return the types of tensors and sequences in a struct, in order.
 
     Raises:
-        Fallback: it holds something else.
+        Fallback: There is another type.
     """
-    match type_spec:
-        case fl.StructType():
-            return [leaf for _, e in type_spec.items() for leaf in leaf_types(e)]
-        case fl.TensorType() | fl.SequenceType():
-            return [type_spec]
-        case _:
-            raise Fallback(f"a value of type `{type_spec}`")
+    leaves = trees.leaf_types(type_spec)
+    for leaf in leaves:
+        if not isinstance(leaf, fl.TensorType | fl.SequenceType):
+            raise Fallback(f"a value of type `{leaf}`")
+    return cast("list[fl.TensorType | fl.SequenceType]", leaves)
 
 
 _MOST_TENSORS = 500
-"""Of a structure; TensorFlow takes minutes to prepare loops over a thousand."""
+"""Maximum tensors of a struct. TensorFlow takes minutes to prepare loops over a
+thousand."""
 
 
 def refuse_many(num_tensors: int, where: str) -> None:
-    """Raise where a structure has more tensors than graphs are built for.
+    """Refuse structs with too many tensors for a graph.
 
     Raises:
-        Fallback: it has.
+        Fallback: There are too many.
     """
     if num_tensors > _MOST_TENSORS:
         raise Fallback(f"{num_tensors} tensors {where}")
 
 
 def parameter_of(block: fl.framework.ComputationBuildingBlock) -> fl.Type:
-    """Return the type that a function takes."""
+    """Return the type of a function's parameter."""
     return cast("fl.Type", type_checks.function_type(block.type_signature).parameter)
 
 
@@ -90,7 +90,7 @@ def specs_of(type_spec: fl.Type) -> list[tf.TensorSpec]:
     """Return the specs of the tensors of a type.
 
     Raises:
-        Fallback: there are sequences in it.
+        Fallback: The type has sequences.
     """
     all_specs: list[tf.TensorSpec] = []
     for leaf in leaf_types(type_spec):
@@ -100,24 +100,17 @@ def specs_of(type_spec: fl.Type) -> list[tf.TensorSpec]:
     return all_specs
 
 
-def flatten(value: Any) -> list[Any]:
-    """Return the tensors and sequences of a value inside of a graph, in order."""
-    if isinstance(value, Struct):
-        return [leaf for member in value for leaf in flatten(member)]
-    return [value]
-
-
 flf = fl.framework
 
 
 @dataclasses.dataclass(frozen=True)
 class PendingSequence:
-    """A sequence that a computation returns, for another one to be composed with it.
+    """A sequence that a computation returns, to be joined with the one that takes it.
 
     Attributes:
-        message: of the computation; it draws nothing and has no state.
-        types: of what it takes, in order.
-        leaves: of its argument, tensors and sequences.
+        message: The computation. It draws no random numbers and has no state.
+        types: Types of its argument's tensors and sequences, in order.
+        leaves: The tensors and sequences of its argument.
     """
 
     message: TensorFlowMessage
@@ -129,7 +122,7 @@ def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
     """Return the message of a computation.
 
     Raises:
-        Fallback: it is not of TensorFlow.
+        Fallback: It is not a TensorFlow computation.
     """
     proto = block.to_proto()
     if proto.WhichOneof("computation") != "tensorflow":
@@ -140,31 +133,20 @@ def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
 def compose_pending(
     block: flf.CompiledComputation, leaves: Sequence[Any]
 ) -> tuple[TensorFlowMessage, fl.FunctionType, Sequence[Any]]:
-    """Return a computation that takes what its pending sequences are made of.
-
-    With leaves that it takes; those that were given, where none is pending.
-    """
+    """Join a computation with those of its pending sequences, see `compose_all`."""
     type_spec = cast("fl.FunctionType", block.type_signature)
     return graph_message.compose_all(
         message_of(block), type_spec, leaves, PendingSequence
     )
 
 
-_VARIABLE_OPS = re.compile(
-    "VarHandleOp|VarIsInitializedOp|VariableShape|ReadVariableOp|Assert"
-    "|Assign(Add|Sub)?VariableOp"
-    "|Resource(Gather(Nd)?|Scatter.*|(Sparse)?Apply.*|StridedSliceAssign)"
-)
-"""Ops whose state ends with a call of a graph: it makes its variables anew."""
-
-
 @dataclasses.dataclass(frozen=True)
 class RandomOp:
-    """A random op of a kernel, and what its random numbers depend on.
+    """A random op of a kernel.
 
     Attributes:
-        path: names of the locals that its computation is called in.
-        content: identifies computation and op.
+        path: Names of the locals in which its computation is called.
+        content: Bytes that identify the computation and the op.
     """
 
     path: tuple[str, ...]
@@ -172,62 +154,72 @@ class RandomOp:
 
 
 class GraphImporter:
-    """Puts computations into the graph that is current, and knows what they draw.
+    """Imports computations into the current graph, and records what they use.
 
     Attributes:
-        sites: the random ops, in the order of their states.
-        unkeyed: the random ops without a state that can be set.
-        ends: results of what was put in. Where the next iteration waits for them,
-            TensorFlow optimises each computation for itself: it would make one sum of
-            several, in an order of its own, and other bits.
-        ops: kinds of the ops that were put in, see `jit.op_kinds`.
+        sites: The random ops, in the order of their states.
+        unkeyed: The random ops whose state cannot be set.
+        ends: Results of the imported computations. The next iteration must wait for
+            them, or else TensorFlow would join sums of several computations into one,
+            with other bits.
+        ops: Kinds of the imported ops, see `jit.op_kinds`.
+        numbers: f64[numbers], the values of constants that are marked with an index,
+            see `graphs.numbers`. None if constants have their own values.
+        checks: For each imported computation with checks, whether all of them passed,
+            bool[]. Empty if a failed check raises in the graph.
+        relies_on_sums: Whether checks were left out that sums over clients show.
 
     Args:
-        allowed: "any" state and effects; "variables", those that a computation makes
-            for itself, and assertions; or "none".
-        unrolled: see `lowering.lower`.
-        isolated: whether TensorFlow optimises each computation for itself, whatever
-            its argument comes from, so that it has the bits of a call of its own.
+        allowed: The ops with state or effects that may be imported: "any", "checks"
+            (assertions), or "none". Variables that became values are not such ops.
+        unrolled: See `lowering.lower`.
+        isolated: Whether TensorFlow optimizes each computation separately, so that its
+            bits are those of a call of its own.
+        trusts_sums: Whether to leave out checks that sums over clients show, see
+            `lowering.variables.trust_sums`. The caller then checks the sums.
     """
 
     def __init__(
         self,
         *,
-        allowed: Literal["any", "variables", "none"] = "any",
+        allowed: Literal["any", "checks", "none"] = "any",
         unrolled: bool = False,
         isolated: bool = True,
+        trusts_sums: bool = False,
     ) -> None:
         self._allowed = allowed
+        self._trusts_sums = trusts_sums
+        self.relies_on_sums = False
         self._isolated = isolated
         self._unrolled = unrolled
         self.sites: list[RandomOp] = []
         self.unkeyed: list[diagnostics.RandomOpsUnkeyed] = []
         self.ends: list[tf.Tensor] = []
         self.ops: set[str] = set()
+        self.checks: list[tf.Tensor] = []
+        self.numbers: tf.Tensor | None = None
         self._states: list[randomness.RandomStates] = []
         self._state_of: Callable[[int], tf.Tensor] | None = None
 
     def use_states(self, state_of: Callable[[int], tf.Tensor]) -> None:
-        """Say where the states of what is put in next come from.
+        """Set the random states of the computations that are imported next.
 
         Args:
-            state_of: from the index of a site to its state, i64[3], in the graph that
-                is current.
+            state_of: Function from the index of a site to its state, i64[3], in the
+                current graph.
         """
         self._state_of = state_of
 
     def leave_graph(self) -> None:
-        """Let go of the graph that was current: its tensors hold all of it."""
+        """Drop the references to the current graph."""
         self.ends = []
-        self._state_of = None
+        self.numbers = self._state_of = None
 
     def optimization_barrier(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return a tensor as one of this graph that what is put in takes.
+        """Return the tensor to pass to an imported computation.
 
-        Where that is isolated, the tensor is opaque.
-
-        An op that takes a constant, or what another computation just added, is
-        otherwise rewritten: x / 3 to x * (1 / 3), sums of sums to one sum.
+        If computations are isolated, TensorFlow cannot optimize across this tensor. It
+        would rewrite x / 3 to x * (1 / 3), and sums of sums to one sum.
         """
         if not self._isolated:
             return tf.identity(tensor)
@@ -235,11 +227,11 @@ class GraphImporter:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether random ops have variables that are kept between calls."""
+        """Whether random ops have variables that stay between calls."""
         return any(states.names for states in self._states)
 
     def create(self) -> None:
-        """Make the state variables, on the device that is current."""
+        """Create the state variables on the current device."""
         for states in self._states:
             states.create()
 
@@ -254,51 +246,60 @@ class GraphImporter:
         leaves: Sequence[Any],
         path: tuple[str, ...],
     ) -> list[tf.Tensor]:
-        """Return the result of a computation, inside of the graph.
+        """Import a computation into the graph and return its results.
 
         Args:
-            block: the computation.
-            leaves: of its argument, tensors and sequences.
-            path: names of the locals that it is called in.
+            block: The computation.
+            leaves: Tensors and sequences of its argument.
+            path: Names of the locals in which it is called.
 
         Raises:
-            Fallback: it is not of TensorFlow, needs tf.data, has state or effects
-                where there may be none, or draws where `use_states` was not called.
+            Fallback: It is not a TensorFlow computation, needs tf.data, has state or
+                effects that are not allowed, or draws random numbers without
+                `use_states`.
         """
         message = message_of(block)
         content = identity.content_of(message)
         lowered, leaves, is_composed = self._lower(block, leaves)
         graph_def = lowered.graph_def
+        if self._trusts_sums and variables.trust_sums(graph_def):
+            self.relies_on_sums = True
         stateful = self._check_state(graph_def)
-        if stateful and is_composed:  # interpreted, it would draw through tf.data
+        if stateful and is_composed:  # executors would draw in tf.data instead
             raise Fallback(f"{stateful[0]} in work on a sequence result")
         loader.use_deterministic_ops(graph_def)
         states = randomness.key_random_ops(graph_def)
         if self._state_of is None and (states.names or states.unkeyed):
             raise Fallback("random numbers in work without clients")
         feeds = dict(zip(lowered.feeds, _tensors(leaves), strict=True))
+        if self.numbers is not None:
+            for name, mark in numbers.marks_of(graph_def).items():
+                feeds[f"{name}:0"] = self.numbers[int(mark)]
         self._note_unkeyed(graph_message.origin_of(message), content, states)
         assigned = self._assign(graph_def, states, content, path, feeds)
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
+        fetches = [name for name in (*lowered.fetches, lowered.passed) if name]
         if self._allowed != "any":
-            feeds = _without_placeholders(graph_def, feeds, lowered.fetches)
+            feeds = _without_placeholders(graph_def, feeds, fetches)
         inside = {
             name: self.optimization_barrier(tensor) for name, tensor in feeds.items()
         }
         results = tf.graph_util.import_graph_def(
             graph_def,
             input_map=inside,
-            return_elements=list(lowered.fetches),
+            return_elements=fetches,
             name="call",
         )
+        if lowered.passed is not None:
+            self.checks.append(results.pop())
         self.ends += results
         return results
 
     def _check_state(self, graph_def: GraphDef) -> list[str]:
-        """Return the ops with state or effects; refuse those that are not allowed."""
+        """Return the ops with state or effects. Refuse those that are not allowed."""
         stateful = inlining.stateful_ops(graph_def)
-        if self._allowed == "variables":
-            refused = [op for op in stateful if not _VARIABLE_OPS.fullmatch(op)]
+        if self._allowed == "checks":
+            refused = [op for op in stateful if op != "Assert"]
         else:
             refused = stateful if self._allowed == "none" else []
         if refused:
@@ -308,27 +309,36 @@ class GraphImporter:
     def _lower(
         self, block: flf.CompiledComputation, leaves: Sequence[Any]
     ) -> tuple[lowering.Lowered, Sequence[Any], bool]:
-        """Return a computation without tf.data, what it takes, whether it is of two."""
+        """Return a computation without tf.data, its leaves, and if it was joined."""
         message, type_spec, composed = compose_pending(block, leaves)
-        self.ops.update(jit.op_kinds(graph_message.graph_of(message)))
         sizes = _sizes(composed)
-        lowered = lowering.lower(message, type_spec, sizes, unrolled=self._unrolled)
+        lowered = lowering.lower(
+            message,
+            type_spec,
+            sizes,
+            unrolled=self._unrolled,
+            isolated=self._isolated,
+        )
         if isinstance(lowered, Fallback):
             raise lowered
+        kinds = set(jit.op_kinds(graph_message.graph_of(message))) - jit.VALUES
+        if lowered.kept_variables is not None:
+            kinds.add(jit.KEPT_VARIABLES + lowered.kept_variables)
+        self.ops.update(kinds)
         return lowered, composed, composed is not leaves
 
     def defer(
         self, block: flf.CompiledComputation, leaves: Sequence[Any]
     ) -> PendingSequence:
-        """Return the sequence that a computation returns, to be composed.
+        """Return the sequence that a computation returns, to be joined later.
 
         Raises:
-            Fallback: it draws, or has state or effects.
+            Fallback: The computation draws random numbers, or has state or effects.
         """
         message, type_spec, leaves = compose_pending(block, leaves)
         if effects := inlining.find_effects(message):
             raise Fallback(f"{effects} in a sequence result")
-        types = graph_message.flat_types(type_spec.parameter)
+        types = trees.leaf_types(type_spec.parameter)
         return PendingSequence(message, tuple(types), tuple(leaves))
 
     def _note_unkeyed(
@@ -348,7 +358,7 @@ class GraphImporter:
         path: tuple[str, ...],
         feeds: dict[str, Any],
     ) -> list[str]:
-        """Let a graph set its random states first; return the op that does."""
+        """Add ops that set the random states, and return the one to run first."""
         if not states.names or self._state_of is None:
             return []
         self._states.append(states)
@@ -363,9 +373,9 @@ class GraphImporter:
 def _without_placeholders(
     graph_def: GraphDef, feeds: dict[str, Any], fetches: Sequence[str]
 ) -> dict[str, Any]:
-    """Remove the placeholders of feeds, in place; return the feeds that are read.
+    """Remove the placeholders of feeds, in place, and return the feeds that are read.
 
-    They would stay in the graph, unread, where XLA refuses them.
+    XLA refuses placeholders that stay in the graph.
     """
     fetched = {graph_message.node_of(name) for name in fetches}
     names = {graph_message.node_of(name) for name in feeds} - fetched
@@ -405,25 +415,25 @@ _IN_GRAPHS = operators.OPERATORS.keys() - {
     intrinsics.CHECK_BITWIDTH.uri,
     intrinsics.MODULAR_ZERO.uri,
 }
-"""What has no need to look at a value while the graph is built."""
+"""Intrinsics that need no values while the graph is built."""
 
 _AS_THEY_ARE = frozenset(
     {flf.FEDERATED_VALUE_AT_SERVER.uri, flf.FEDERATED_ZIP_AT_SERVER.uri}
 )
-"""What does nothing where a value at the server is its member."""
+"""Intrinsics that do nothing if a value at the server is its member."""
 
 
 TracedFunction: TypeAlias = Callable[[Any, Path], Any]
-"""A function inside of a graph: from its argument, and the locals it runs in."""
+"""A function inside a graph, of its argument and the locals in which it is called."""
 
 
 class GraphBuilder:
-    """Evaluates building blocks in the graph that is current.
+    """Evaluates building blocks in the current graph.
 
     Args:
-        importer: puts TensorFlow computations into the graph.
-        counts: takes tensors that are to be above zero, for the caller to see to it;
-            None: whatever raises where one is zero is unfit.
+        importer: Imports TensorFlow computations into the graph.
+        counts: List that receives tensors which must not be zero. The caller checks
+            them. With None, intrinsics that raise an error for zero are refused.
     """
 
     def __init__(
@@ -436,7 +446,7 @@ class GraphBuilder:
         """Return the result of a closed lambda.
 
         Raises:
-            Fallback: it needs what only executors can do.
+            Fallback: Only executors can evaluate it.
         """
         return self._evaluate(function, {}, ())(argument, ())
 
@@ -467,7 +477,7 @@ class GraphBuilder:
                 return self._atom(block)
 
     def _part(self, part: Block, where: str | int, names: Names, path: Path) -> Any:
-        """Evaluate a part of a block; its random numbers depend on its place there."""
+        """Evaluate a part of a block. Its position there keys its random numbers."""
         name = blocks.operand_name(part, where)
         return self._evaluate(part, names, path if name is None else (*path, name))
 
@@ -508,13 +518,13 @@ class GraphBuilder:
         result = cast("fl.FunctionType", block.type_signature).result
 
         def run(argument: Any, path: Path) -> Any:
-            leaves = [] if argument is None else flatten(argument)
+            leaves = [] if argument is None else trees.flatten(argument)
             if isinstance(result, fl.SequenceType):
                 return self._importer.defer(block, leaves)
             tensors = self._importer.call(block, leaves, path)
             for tensor, leaf in zip(tensors, leaf_types(result), strict=True):
                 tensor.set_shape(specs.to_spec(cast("fl.TensorType", leaf)).shape)
-            return unflatten(iter(tensors), result)
+            return trees.unflatten(iter(tensors), result)
 
         return run
 
@@ -522,11 +532,12 @@ class GraphBuilder:
         uri, type_spec = block.uri, cast("fl.FunctionType", block.type_signature)
 
         def operate(argument: Any, _: Path) -> Any:
-            parts = [] if argument is None else list(map(flatten, argument))
+            parts = [] if argument is None else list(map(trees.flatten, argument))
             shielded = [
                 [self._importer.optimization_barrier(t) for t in part] for part in parts
             ]
-            return unflatten(iter(operator(shielded, type_spec)), type_spec.result)
+            results = operator(shielded, type_spec)
+            return trees.unflatten(iter(results), type_spec.result)
 
         if uri in _IN_GRAPHS:
             operator = operators.OPERATORS[uri]

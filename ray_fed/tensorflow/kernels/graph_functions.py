@@ -1,32 +1,19 @@
-"""Functions of tensors as graphs of their own, and the loops in them.
+"""Functions of tensors as TensorFlow graphs, which are called with little overhead.
 
-Writes the loops of a graph as frames that enter once what no iteration changes.
-
-TensorFlow writes them so, too, before it runs a graph; but it passes all that a loop
-takes through three ops in each iteration, which counts where iterations are short.
-
-    while i < n: i, x = i + 1, f(x, w)          w and n stay as they are
-
-    i, x    Enter -> Merge -> Switch -> body -> NextIteration -> Merge ...
-                                     -> Exit
-    w, n    Enter, once
-
-A node of a frame whose inputs all come from outside would also run in the iteration
-that only finds that the loop has ended: such nodes wait for a variable that the
-condition reads, so what nothing else reads, TensorFlow's own count of iterations, is
-left out.
-
-Arrays become tensors by one copy, where `tf.constant` copies large ones three times.
-Where there is no GPU a tensor has the memory that an array was copied to. With one, and
-for what numpy holds otherwise than TensorFlow (strings, bfloat16), TensorFlow copies.
+as_graph          trace a function, write its loops as frames, load it
+as_pruned_graph   the same without unread arguments and constant results
+as_tensor         an array as a tensor, by one copy
 """
 
+import base64
 import collections
+import copy
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +21,7 @@ from numpy.typing import NDArray
 from tensorflow.python.eager import cancellation, context, execute  # no public names
 
 import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.kept_graphs as kept_graphs
 import ray_fed.tensorflow.graphs.loader as loader
 import ray_fed.tensorflow.lowering.inlining as inlining
 from ray_fed.plan.plans import Fallback
@@ -42,17 +30,34 @@ from ray_fed.values import read_limits
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
+_LOOK_S = 0.1
+"""How often a call that waits for another one checks whether it is still wanted."""
+
 
 def write_frames(graph_def: GraphDef, kept: Sequence[str]) -> Any:
-    """Return a graph that does the same, with frames for loops.
+    """Return an equivalent graph whose loops are written as frames.
 
-    Loops that TensorFlow would not write so are left, and so are those in functions
-    that the graph calls.
+    TensorFlow also writes frames before it runs a graph, but it passes every input of a
+    loop through three ops in each iteration. Here, inputs that do not change enter
+    once:
+
+        while i < n: i, x = i + 1, f(x, w)          w and n do not change
+
+        i, x    Enter -> Merge -> Switch -> body -> NextIteration -> Merge ...
+                                         -> Exit
+        w, n    Enter, once
+
+    A node whose inputs all come from outside the frame would run once too often, when
+    the condition is false. It therefore waits for a variable that the condition reads.
+    Variables that nothing reads, such as TensorFlow's iteration counter, are removed.
+
+    Loops in library functions are not changed, nor are loops that TensorFlow does not
+    write as frames.
 
     Args:
-        graph_def: with its library.
-        kept: names of tensors, none of them of a loop; what they do not need is
-            left out.
+        graph_def: The graph with its library.
+        kept: Names of tensors outside loops. All nodes that they do not depend on are
+            removed.
     """
     functions = {f.signature.name: f for f in graph_def.library.function}
     renamed: dict[str, str] = {}
@@ -93,12 +98,11 @@ def _frame_of(node: NodeDef, functions: Mapping[str, FunctionDef]) -> "_Frame | 
         return None
     try:
         return _Frame(node, steady, _arguments_read(condition)).write(condition, body)
-    except Fallback:  # a frame inside of a function
+    except Fallback:  # a function of the loop has a frame
         return None
 
 
 def _arguments_read(body: inlining.Body) -> set[int]:
-    """Return the indices of the arguments that the results of a body are made of."""
     read = inlining.needed(body.nodes, map(graph_message.node_of, body.results))
     sources = {
         s for name in read for s in map(inlining.tensor_of, body.nodes[name].input)
@@ -117,13 +121,13 @@ class _Frame:
     """One loop as a frame.
 
     Args:
-        loop: its node.
-        steady: of each of its variables, whether no iteration changes it; not all.
-        read: indices of those that its condition reads.
+        loop: The node of the loop.
+        steady: For each loop variable, whether it never changes. Not all are true.
+        read: Indices of the variables that the condition reads.
 
     Attributes:
-        nodes: of the frame; copies, where they are of the loop's functions.
-        renamed: what stands for the loop's tensors, and for a wait for it.
+        nodes: The nodes of the frame. Nodes of the loop's functions are copied.
+        renamed: The new names of the loop's outputs and of its control output.
     """
 
     def __init__(self, loop: NodeDef, steady: list[bool], read: set[int]) -> None:
@@ -141,7 +145,7 @@ class _Frame:
         """Add all nodes.
 
         Raises:
-            Fallback: there are frames in a function of the loop.
+            Fallback: A function of the loop contains frames.
         """
         sources = [source for source in self._loop.input if not source.startswith("^")]
         variables = self._enter(sources)
@@ -151,9 +155,9 @@ class _Frame:
         return self
 
     def _enter(self, sources: Sequence[str]) -> list[str]:
-        """Return the tensors of the variables in an iteration."""
-        # No iteration begins before all inputs are there, though it may read one alone:
-        # TensorFlow leaves out what a loop waits for where an input waits for it.
+        """Return the names of the variables' tensors in an iteration."""
+        # An iteration must begin after all inputs are computed, even those that it does
+        # not read: TensorFlow removes control inputs that an input implies.
         waits = [f"^{graph_message.node_of(source)}" for source in self._loop.input]
         gate = self._add("NoOp", "enter", sorted(set(waits)))
         variables: list[str] = []
@@ -176,7 +180,7 @@ class _Frame:
     def _test(
         self, condition: inlining.Body, variables: Sequence[str]
     ) -> dict[int, str]:
-        """Return the names of the switches of the variables that change."""
+        """Return the names of the Switch nodes of the variables that change."""
         pivot = variables[self._pivot]
         [goes_on], last = self._copy(condition, "cond", variables, pivot)
         sources = self._waiting([goes_on, *last], pivot)
@@ -216,13 +220,14 @@ class _Frame:
     def _copy(
         self, body: inlining.Body, label: str, inside: Sequence[str], pivot: str
     ) -> tuple[list[str], list[str]]:
-        """Add a function's nodes; return its results, and what waits for its effects.
+        """Copy a function's nodes. Return its results, and waits for its effects.
 
         Args:
-            body: of the function.
-            label: of the names of the copies.
-            inside: what stands for its arguments.
-            pivot: a tensor that is not there in the iteration that ends the loop.
+            body: The body of the function.
+            label: Part of the names of the copies.
+            inside: Names of the tensors that replace its arguments.
+            pivot: Name of a tensor that does not exist in the iteration that ends the
+                loop.
         """
         renamed = dict(zip(body.arguments, inside, strict=True))
         prefix = f"{self._loop.name}/{label}"
@@ -231,10 +236,10 @@ class _Frame:
             node = type(self._loop)()
             node.CopyFrom(body.nodes[name])
             node.name = f"{prefix}/{name}"
-            node.attr.pop("_class", None)  # colocated with what may be elsewhere
+            node.attr.pop("_class", None)  # colocation, which refers to old names
             sources = [_placed(source, renamed, prefix) for source in node.input]
             del node.input[:]
-            # TensorFlow puts a function that is called here: its constants enter so.
+            # TensorFlow inlines a called function, whose constants need the wait, too.
             calls = any(graph_message.functions_of(node))
             node.input.extend(self._waiting(sources, pivot, always=calls))
             self.nodes.append(node)
@@ -244,7 +249,7 @@ class _Frame:
     def _waiting(
         self, sources: list[str], pivot: str, *, always: bool = False
     ) -> list[str]:
-        """Return a node's inputs, and a wait where all of them come from outside."""
+        """Return a node's inputs, with a wait if all of them come from outside."""
         is_inside = any(s not in self._outer and not s.startswith("^") for s in sources)
         if is_inside and not always:
             return sources
@@ -253,7 +258,7 @@ class _Frame:
     def _add(
         self, op: str, label: str, sources: Sequence[str], index: int | None = None
     ) -> Any:
-        """Add a node; `index` is of the variable that it passes on."""
+        """Add a node. `index` is the loop variable that it passes on."""
         node = type(self._loop)(name=f"{self._loop.name}/{label}", op=op)
         node.device = self._loop.device
         node.input.extend(sources)
@@ -264,7 +269,6 @@ class _Frame:
 
 
 def _placed(source: str, renamed: Mapping[str, str], prefix: str) -> str:
-    """Return what an input of a function's node is in the graph."""
     if not source.startswith("^"):
         tensor = inlining.tensor_of(source)
         return renamed.get(tensor) or f"{prefix}/{tensor}"
@@ -275,64 +279,133 @@ def _placed(source: str, renamed: Mapping[str, str], prefix: str) -> str:
 
 
 GraphFunction: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
-"""A graph, called as a function of its arguments in order."""
+"""A graph as a function of its arguments, in order."""
 
 
 _NUMBERS = itertools.count()
-"""Of the kernels of this process; no two functions of a runtime have one name."""
+"""Numbers for the names of this process's kernels."""
 
 _HELD_BYTES = 16 * 2**20
-"""Of results that no argument changes, which a graph computes once."""
+"""Maximum bytes of a constant result that is computed once and kept."""
+
+
+class NumberedGraph:
+    """A graph that takes the numbers of an algorithm, see `graphs.numbers`."""
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        with tf.device(device):
+            self._numbers = tf.zeros([0], tf.float64)
+
+    def with_numbers(self, numbers: Sequence[float]) -> Self:
+        """Return this graph with other numbers."""
+        if not numbers:
+            return self
+        bound = copy.copy(self)
+        with tf.device(self._device):
+            tensor = tf.constant(numbers, tf.float64, [len(numbers)])
+        vars(bound)["_numbers"] = tensor
+        return bound
+
+
+class KeptState(Protocol):
+    """Properties that are recorded while a graph is built, as JSON values."""
+
+    def save(self) -> Any:
+        """Return the properties, or None if the graph cannot be cached."""
+        ...
+
+    def restore(self, saved: Any) -> None:
+        """Set the properties without building the graph."""
+        ...
 
 
 def as_graph(
-    function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
+    function: Callable[..., Sequence[tf.Tensor]],
+    signature: Sequence[tf.TensorSpec],
+    key: str | None = None,
+    state: KeptState | None = None,
 ) -> GraphFunction:
-    """Return a function of tensors as a graph, with frames for loops."""
+    """Return a function of tensors as a graph, with frames for loops.
+
+    Args:
+        function: Builds the graph, unless it is cached.
+        signature: Specs of the arguments.
+        key: Key of the graph in `kept_graphs`, or None to cache nothing.
+        state: Properties that `function` records.
+    """
+    if key is not None and (kept := kept_graphs.find(key)) is not None:
+        saved, content = kept
+        if state is not None:
+            state.restore(saved)
+        return _load(tf.compat.v1.GraphDef.FromString(content))
     graph = tf.Graph()
     with graph.as_default():
         fed = _placeholders(signature)
         fetched = [tf.identity(tensor) for tensor in function(*fed)]
-    return _import(graph, fed, fetched, signature)
+    written = _write(graph, fed, fetched, signature)
+    saved = () if state is None else state.save()
+    if key is not None and saved is not None:
+        kept_graphs.put(key, saved, written.SerializeToString(deterministic=True))
+    return _load(written)
 
 
 def as_pruned_graph(
-    function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
+    function: Callable[..., Sequence[tf.Tensor]],
+    signature: Sequence[tf.TensorSpec],
+    key: str | None = None,
 ) -> tuple[GraphFunction, list[int]]:
-    """Return a function as a graph of those arguments that it reads, and which.
+    """Return a function as a graph of the arguments that it reads, and their indices.
 
-    What no argument changes is computed here, once, and what is an argument is passed
-    on: a graph of nothing else is none at all.
+    Results that depend on no argument are computed here, once. Results that are
+    arguments are returned without the graph.
 
     Args:
-        function: of tensors; it draws nothing, and has no effects and no state but
-            variables that it makes and sets before it reads them.
-        signature: of its arguments.
+        function: Function of tensors, without random numbers, state or effects.
+        signature: Specs of the arguments.
+        key: See `as_graph`.
     """
-    graph = tf.Graph()
-    with graph.as_default():
-        fed = _placeholders(signature)
-        results = [_without_identity(tensor) for tensor in function(*fed)]
-        inside = [tf.identity(tensor) for tensor in results]
-    places = {tensor.name: index for index, tensor in enumerate(fed)}
-    reads = _arguments_of(graph, fed, results)
-    # What no argument decides is computed now; it stays in the graph where large.
-    fixed = [inside[index] for index, read in enumerate(reads) if not read]
-    constants = iter(_import(graph, [], fixed, [])([]) if fixed else ())
-    sources: list[int | tf.Tensor | None] = []
-    for tensor, read in zip(results, reads, strict=True):
-        value = None if read else next(constants)
-        is_small = value is not None and value.dtype.size * tf.size(value) < _HELD_BYTES
-        sources.append(value if is_small else places.get(tensor.name))
-    computed = [index for index, source in enumerate(sources) if source is None]
-    fetched = [inside[index] for index in computed]
-    read = sorted(set[int]().union(*(reads[index] for index in computed)))
-    run = _import(graph, [fed[i] for i in read], fetched, [signature[i] for i in read])
+    kept = None if key is None else kept_graphs.find(key)
+    if kept is None:
+        graph = tf.Graph()
+        with graph.as_default():
+            fed = _placeholders(signature)
+            results = [_without_identity(tensor) for tensor in function(*fed)]
+            inside = [tf.identity(tensor) for tensor in results]
+        places = {tensor.name: index for index, tensor in enumerate(fed)}
+        reads = _arguments_of(graph, fed, results)
+        # Compute constant results now. Large ones stay in the graph.
+        fixed = [inside[index] for index, read in enumerate(reads) if not read]
+        computed_now = _load(_write(graph, [], fixed, []))([]) if fixed else []
+        constants = iter(computed_now)
+        # A source is the index of an argument, a constant, or None for the graph.
+        sources: list[int | tf.Tensor | None] = []
+        for tensor, read in zip(results, reads, strict=True):
+            value = None if read else next(constants)
+            is_small = (
+                value is not None and value.dtype.size * tf.size(value) < _HELD_BYTES
+            )
+            sources.append(value if is_small else places.get(tensor.name))
+        computed = [index for index, source in enumerate(sources) if source is None]
+        fetched = [inside[index] for index in computed]
+        read = sorted(set[int]().union(*(reads[index] for index in computed)))
+        written = _write(
+            graph, [fed[i] for i in read], fetched, [signature[i] for i in read]
+        )
+        if key is not None:
+            saved = [read, list(map(_save_source, sources))]
+            kept_graphs.put(key, saved, written.SerializeToString(deterministic=True))
+    else:
+        (read, saved_sources), content = kept
+        sources = list(map(_restore_source, saved_sources))
+        written = tf.compat.v1.GraphDef.FromString(content)
+    run = _load(written)
+    is_needed = any(source is None for source in sources)
     passed = sorted({*read, *(source for source in sources if isinstance(source, int))})
 
     def call(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         by_index = dict(zip(passed, tensors, strict=True))
-        ran = iter(run([by_index[index] for index in read]) if computed else ())
+        ran = iter(run([by_index[index] for index in read]) if is_needed else ())
         return [
             next(ran)
             if source is None
@@ -343,19 +416,37 @@ def as_pruned_graph(
     return call, passed
 
 
+def _save_source(source: int | tf.Tensor | None) -> Any:
+    if not isinstance(source, tf.Tensor):
+        return source
+    content = tf.io.serialize_tensor(source).numpy()
+    return base64.b64encode(content).decode(), source.dtype.name
+
+
+def _restore_source(saved: Any) -> int | tf.Tensor | None:
+    if not isinstance(saved, list):
+        return saved
+    content, dtype = cast("list[str]", saved)
+    return tf.io.parse_tensor(base64.b64decode(content), tf.as_dtype(dtype))
+
+
 def _placeholders(signature: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
     return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in signature]
 
 
-def _import(
+def _write(
     graph: tf.Graph,
     fed: Sequence[tf.Tensor],
     fetched: Sequence[tf.Tensor],
     signature: Sequence[tf.TensorSpec],
-) -> GraphFunction:
+) -> GraphDef:
+    """Return a library of functions of which the last is the graph."""
     feeds, fetches = ([tensor.name for tensor in tensors] for tensors in (fed, fetched))
     graph_def = write_frames(graph.as_graph_def(), [*feeds, *fetches])
-    return _load(_as_function(graph_def, feeds, signature, fetched), graph_def)
+    function = _as_function(graph_def, feeds, signature, fetched)
+    written = tf.compat.v1.GraphDef(library=graph_def.library)
+    written.library.function.append(function)
+    return written
 
 
 def _as_function(
@@ -366,12 +457,12 @@ def _as_function(
 ) -> FunctionDef:
     """Return the nodes of a graph as a function.
 
-    TensorFlow can do it, by way of one more graph with an object of Python for each
-    node, which takes ten times as long.
+    TensorFlow's own conversion takes ten times as long, because it creates a Python
+    object for each node.
     """
     function = tf.compat.v1.GraphDef().library.function.add()
-    function.signature.name = f"ray_fed_kernel_{next(_NUMBERS)}"
-    # Sources as a function writes them: `node:name:0` where a graph has `node:0`.
+    function.signature.name = "ray_fed_kernel"
+    # Inputs are named `node:0` in a graph and `node:name:0` in a function.
     named: dict[str, str] = {}
     for index, (feed, spec) in enumerate(zip(feeds, signature, strict=True)):
         dtype = spec.dtype.as_datatype_enum
@@ -402,32 +493,58 @@ def _as_function(
     return function
 
 
-def _load(function: FunctionDef, graph_def: GraphDef) -> GraphFunction:
-    """Return a function, with the library of its graph, to be called eagerly.
+def _load(written: GraphDef) -> GraphFunction:
+    """Load a result of `_write` as a function of eager tensors.
 
-    A call goes to the runtime at once, past what is done for gradients and for errors
-    in words: 50 of 110 us of CPU for four sums (2026).
+    A call bypasses TensorFlow's code for gradients and for error messages, which takes
+    50 of 110 us of CPU for four sums (2026).
     """
+    number = next(_NUMBERS)  # names are unique in TensorFlow's runtime
+    graph_message.rename_functions(written, lambda name, _: f"{name}_{number}")
     eager: Any = context.context()
-    for each in [*graph_def.library.function, function]:
+    for each in written.library.function:
         eager.add_function_def(each)
+    function = written.library.function[-1]
     name, num_outputs = function.signature.name, len(function.signature.output_arg)
     attributes = tuple(itertools.chain(*loader.current().as_attrs().items()))
 
-    def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def execute_now(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         cancelled_by = cancellation.CancellationManager()
         with read_limits.interruptible(cancelled_by.start_cancel):
             return execute.execute_with_cancellation(
                 name, num_outputs, tensors, attributes, eager, cancelled_by
             )
 
-    names = [each.signature.name for each in graph_def.library.function]
-    loader.free_at_end(run, [name, *names])
+    # TensorFlow optimizes a function in its first call, and again in each call that
+    # begins meanwhile: seconds of CPU time in each thread for thousands of nodes.
+    # Python functions may wait for those of another call.
+    first, is_optimized = threading.RLock(), threading.Event()
+    if graph_message.has_python_functions(written):
+        is_optimized.set()
+
+    def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        if is_optimized.is_set():
+            return execute_now(tensors)
+        while not first.acquire(timeout=_LOOK_S):
+            read_limits.check()
+        try:
+            if not is_optimized.is_set():
+                results = execute_now(tensors)
+                is_optimized.set()
+                return results
+        finally:
+            first.release()
+        return execute_now(tensors)
+
+    names = [each.signature.name for each in written.library.function]
+    loader.free_at_end(run, [name, *names[:-1]])
     return run
 
 
 def _without_identity(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity" and not tensor.op.control_inputs:
+    """Return the tensor that ops which only pass a value on begin with."""
+    passing = ("Identity", "PlaceholderWithDefault")
+    while tensor.op.type in passing and not tensor.op.control_inputs:
         (tensor,) = tensor.op.inputs
     return tensor
 
@@ -435,16 +552,10 @@ def _without_identity(tensor: tf.Tensor) -> tf.Tensor:
 def _arguments_of(
     graph: tf.Graph, fed: Sequence[tf.Tensor], results: Sequence[tf.Tensor]
 ) -> list[list[int]]:
-    """Return, for each result, the places of arguments that its value may depend on.
-
-    Args:
-        graph: of all tensors.
-        fed: the arguments.
-        results: of the graph.
-    """
+    """Return for each result the indices of the arguments it may depend on."""
     masks: dict[Any, int] = {tensor.op: 1 << i for i, tensor in enumerate(fed)}
     before: dict[Any, int] | None = None
-    while masks != before:  # twice, as ops follow their inputs, except in loops
+    while masks != before:  # only in loops, an op can come before its inputs
         before = dict(masks)
         for op in graph.get_operations():
             mask = masks.get(op, 0)
@@ -458,7 +569,7 @@ def _arguments_of(
 def as_tensors(
     values: Iterable[Any], signature: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    """Return tensors, or arrays of the same types, as a graph takes them."""
+    """Return values as tensors for a graph. Tensors are returned as they are."""
     return [
         value if isinstance(value, tf.Tensor) else as_tensor(value, spec.dtype)
         for value, spec in zip(values, signature, strict=True)
@@ -466,7 +577,7 @@ def as_tensors(
 
 
 def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:
-    """Return the condition of a loop that counts to a number."""
+    """Return the condition of a loop whose first variable counts to `stop`."""
 
     def is_before(index: tf.Tensor, *_: Any) -> tf.Tensor:
         return index < stop
@@ -475,14 +586,19 @@ def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:
 
 
 _ALIGNMENT = 64
-"""Bytes. TensorFlow's operations count on it, and nobody checks shared memory."""
+"""Alignment in bytes that TensorFlow's ops rely on. It is not checked for shared
+memory."""
 
 _SHARED_KINDS = "biufc"
-"""Kinds of numpy's dtypes that numpy and TensorFlow share."""
+"""Kinds of dtypes with one representation in NumPy and TensorFlow."""
 
 
 def as_tensor(array: Any, dtype: tf.DType) -> tf.Tensor:
-    """Return an eager tensor of what an array of its dtype, or a scalar, holds now."""
+    """Return an eager tensor with the values of an array, by one copy.
+
+    `tf.constant` copies large arrays three times. Here the tensor uses the memory of
+    the copy. With a GPU, and for strings and bfloat16, TensorFlow copies.
+    """
     if not _is_shared(dtype):
         return tf.constant(array, dtype)
     owned = _empty(np.shape(array), dtype)
@@ -491,7 +607,7 @@ def as_tensor(array: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def concatenate(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
-    """Return an eager tensor with arrays of its dtype end to end; at least one."""
+    """Concatenate at least one array to an eager tensor, by one copy."""
     if not _is_shared(dtype):
         return tf.constant(np.concatenate(arrays), dtype)
     length = sum(len(array) for array in arrays)
@@ -501,10 +617,10 @@ def concatenate(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
 
 
 def stack(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
-    """Return an eager tensor of arrays of its dtype and of one shape; at least one.
+    """Stack at least one array to an eager tensor, by one copy.
 
     Raises:
-        ValueError: their shapes differ.
+        ValueError: The arrays have different shapes.
     """
     if not _is_shared(dtype):
         return tf.constant(np.stack(arrays), dtype)
@@ -514,10 +630,10 @@ def stack(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
 
 
 def count_bytes(tensor: tf.Tensor) -> int:
-    """Return about how many bytes an eager tensor holds."""
+    """Return the approximate bytes of an eager tensor."""
     if tensor.dtype == tf.string:
         return int(tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64)))
-    num_elements = tensor.shape.num_elements() or 0  # no op, which takes long
+    num_elements = tensor.shape.num_elements() or 0  # faster than an op
     return num_elements * tensor.dtype.size
 
 

@@ -1,8 +1,8 @@
-"""Whether XLA compiles a kernel with `kernels.jit="auto"`: a rule, no measurement.
+"""The rule for `kernels.jit="auto"`: whether XLA compiles a kernel.
 
-It depends on the ops of the clients' work, the sizes of what a client has, the size of
-the cohort's leaves and the kind of the device. So every worker, and every later run,
-decides the same. docs/performance.md has the measurements behind it.
+The rule reads the ops of the clients' work, the sizes of a client's tensors, the size
+of leaves and the kind of device. It measures nothing, so all workers and later runs
+decide alike. docs/performance.md has the measurements behind it.
 """
 
 import math
@@ -16,15 +16,15 @@ from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
 GAIN = "ops that XLA gains on"
 
 _LEAST_WINDOW = 16
-"""XLA compiles for a second or so in each worker, which the few clients of a cohort
-that has smaller leaves do not save in tens of rounds."""
+"""Minimum clients in a leaf. XLA compiles for about a second in each worker, and with
+smaller leaves tens of rounds do not save that."""
 
 _MOST_OF_SLOW = 256
-"""Elements of a tensor that ops of `_SLOW` may take: XLA's functions take longer than
-TensorFlow's, and it sums all of a tensor one number after another."""
+"""Maximum elements of a tensor for the ops of `_SLOW`. XLA's versions of these
+functions are slower than TensorFlow's, and XLA sums a whole tensor sequentially."""
 
 _MOST_OF_VECTORS = 1_000
-"""Elements of a vector where there are reductions: of which axes is not asked."""
+"""Maximum elements of a vector if there are reductions, whatever their axes."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -32,20 +32,19 @@ def _names(text: str) -> frozenset[str]:
 
 
 _ARITHMETIC = _names("""
-    Abs Add AddN AddV2 Cast Ceil ClipByValue Div DivNoNan Equal Floor FloorDiv FloorMod
-    Greater GreaterEqual IsFinite IsNan LeakyRelu LeakyReluGrad Less LessEqual
-    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg NotEqual OneHot Pow
-    RealDiv Reciprocal Relu Relu6 Relu6Grad ReluGrad Round Select SelectV2 Sign Softmax
-    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Square
-    SquaredDifference Sub
+    Abs Add AddN AddV2 Bitcast BitwiseAnd Cast Ceil ClipByValue Div DivNoNan Equal
+    Floor FloorDiv FloorMod Greater GreaterEqual IsFinite IsNan LeakyRelu
+    LeakyReluGrad Less LessEqual LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul
+    MulNoNan Neg NotEqual OneHot Pow RealDiv Reciprocal Relu Relu6 Relu6Grad
+    ReluGrad Round Select SelectV2 Sign Softmax SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub
 """)
 _PRODUCTS = _names("BatchMatMulV2 BatchMatMulV3 BiasAdd BiasAddGrad MatMul")
 _REDUCTIONS = _names("All Any Max Mean Min Prod Sum")
 _SEVERAL_AXES = " over several axes"
 _SLOW = frozenset(reduction + _SEVERAL_AXES for reduction in _REDUCTIONS) | _names("""
-    ArgMax ArgMin Elu EluGrad Erf Erfc Exp Expm1 L2Loss Log Log1p LogSoftmax Rsqrt
-    RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Softplus SoftplusGrad Sqrt SqrtGrad Tanh
-    TanhGrad
+    Elu EluGrad Erf Erfc Exp Expm1 L2Loss Log Log1p LogSoftmax Rsqrt RsqrtGrad Selu
+    SeluGrad Sigmoid SigmoidGrad Softplus SoftplusGrad SqrtGrad Tanh TanhGrad
 """)
 _RESHAPE_OPS = _names("""
     BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatV2 Const DynamicStitch
@@ -58,36 +57,36 @@ _CALLS = _names("""
     Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf
     StatelessWhile While
 """)
-_KNOWN = _ARITHMETIC | _PRODUCTS | _REDUCTIONS | _SLOW | _RESHAPE_OPS | _CALLS
+_SEARCHES = _names("ArgMax ArgMin")
+_KNOWN = (
+    _SEARCHES | _ARITHMETIC | _PRODUCTS | _REDUCTIONS | _SLOW | _RESHAPE_OPS | _CALLS
+)
 
 _BY_INDEX = frozenset(["GatherV2", "Slice", "StridedSlice"])
-"""All of their arguments but the first say what they take."""
+"""Ops whose arguments after the first select elements."""
 
 _SHAPE_OPS = _names("Rank Shape ShapeN Size")
 
 _DATASET_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3")
 
-_IN_WORDS = {
-    "variables, such as those of an optimizer": _names("""
-        AssignAddVariableOp AssignSubVariableOp AssignVariableOp ReadVariableOp
-        VarHandleOp VarIsInitializedOp
-    """),
-    "checks of values, such as that updates are finite: XLA skips them": _names(
-        "Assert"
-    ),
-}
-"""Reasons by ops that Keras and ray_fed put into each training: nobody wrote these."""
+VALUES = _names("""
+    Assert AssignAddVariableOp AssignSubVariableOp AssignVariableOp ReadVariableOp
+    VarHandleOp VarIsInitializedOp VariableShape
+""")
+"""Ops that become values or simple arithmetic in a graph for XLA, see `lowering`."""
+
+KEPT_VARIABLES = "variables that stay variables: "
 
 _MEASURED = ("CPU", "GPU")
-"""Kinds of devices. On a GPU XLA gains or is even on all that was measured, so that
-sizes decide nothing there."""
+"""Kinds of devices that were measured. On a GPU, XLA was never slower, so sizes do not
+matter there."""
 
 
 def op_kinds(graph_def: GraphDef) -> Iterator[str]:
-    """Yield the ops of a graph and its functions, as they were written.
+    """Yield the kinds of ops in a graph and its functions, except those of datasets.
 
-    Without those of datasets, which no kernel has. An op that takes what a computed
-    index says is told apart: with XLA an index out of range is no error.
+    Two kinds get a suffix: selections by a computed index, because XLA does not check
+    its range, and reductions over several axes.
     """
     functions = (function.node_def for function in graph_def.library.function)
     for listed in (graph_def.node, *functions):
@@ -102,15 +101,15 @@ def op_kinds(graph_def: GraphDef) -> Iterator[str]:
 
 
 def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, NodeDef]) -> bool:
-    """Return whether any of these tensors depends on more than shapes and constants."""
+    """Return whether a tensor depends on anything but shapes and constants."""
     roots = map(graph_message.node_of, sources)
     read = graph_message.reached(nodes, roots, stops=_SHAPE_OPS)
-    # Arguments of a graph are placeholders, those of a function no nodes.
+    # Arguments are placeholders in a graph. In a function they are not nodes.
     return any(name not in nodes or nodes[name].op == "Placeholder" for name in read)
 
 
 def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
-    """Return over how many axes an op reduces; None where no constant says so."""
+    """Return the number of axes that an op reduces, or None if it is not constant."""
     axes = nodes.get(graph_message.node_of(node.input[1]))
     if axes is None or axes.op != "Const":
         return None
@@ -119,27 +118,23 @@ def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
 
 
 def refuse_ops(ops: Iterable[str], kind: str) -> str | None:
-    """Return why work of such ops is never compiled; None where it may be.
+    """Return the reason why ops must not be compiled, or None.
 
     Args:
-        ops: what `op_kinds` told.
-        kind: of the device to run on, see `kind_of`.
+        ops: Kinds of ops, see `op_kinds`.
+        kind: Kind of the device, see `kind_of`.
     """
     if kind not in _MEASURED:
         return f"not measured on a {kind}"
     unknown = sorted(set(ops) - _KNOWN)
-    for reason, named in _IN_WORDS.items():
-        if named.intersection(unknown):
-            return reason
+    for op in unknown:
+        if op.startswith(KEPT_VARIABLES):
+            return op
     return None if not unknown else f"{unknown[0]}, not known to gain"
 
 
 def refuse_window(window: int) -> str | None:
-    """Return why leaves of cohorts are not compiled, whatever their data is, if so.
-
-    Args:
-        window: clients of a leaf that XLA compiles for.
-    """
+    """Return the reason why leaves with this window must not be compiled, or None."""
     return "few clients in a leaf" if window < _LEAST_WINDOW else None
 
 
@@ -149,13 +144,14 @@ def refuse_sizes(
     shapes: Iterable[Sequence[int | None] | None],
     kind: str,
 ) -> str | None:
-    """Return why work is not compiled for clients of a shape; None where it is.
+    """Return the reason why clients of one shape must not be compiled, or None.
 
     Args:
-        ops: that `refuse_ops` lets be.
-        window: clients of a leaf that XLA compiles for.
-        shapes: of all tensors that a client has, takes or adds to; None: of any.
-        kind: of the device, one that `refuse_ops` lets be.
+        ops: Kinds of ops that `refuse_ops` accepts.
+        window: Number of clients of a leaf that XLA compiles for.
+        shapes: Shapes of all tensors of a client: data, constants and accumulators.
+            None is an unknown shape.
+        kind: Kind of a device that `refuse_ops` accepts.
     """
     few = refuse_window(window)
     if few is not None or kind == "GPU":
@@ -164,6 +160,9 @@ def refuse_sizes(
     slow = sorted(_SLOW.intersection(ops))
     if slow and any(number > _MOST_OF_SLOW for _, number in sizes):
         return f"{slow[0]}, where tensors are large"
+    searches = sorted(_SEARCHES.intersection(ops))
+    if searches and any(flat and number > _MOST_OF_SLOW for flat, number in sizes):
+        return f"{searches[0]}, where vectors are long"
     sums = sorted(_REDUCTIONS.intersection(ops))
     if sums and any(flat and number > _MOST_OF_VECTORS for flat, number in sizes):
         return f"{sums[0]}, where vectors are long"
@@ -177,11 +176,7 @@ def _count(shape: Sequence[int | None] | None) -> float:
 
 
 def kind_of(device: str | None) -> str:
-    """Return "CPU", "GPU" or another kind of device.
-
-    Args:
-        device: its name; None is what TensorFlow chooses.
-    """
+    """Return "CPU", "GPU" or another kind. None is the device TensorFlow chooses."""
     if device is None:
         return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     return str(tf.DeviceSpec.from_string(device).device_type)

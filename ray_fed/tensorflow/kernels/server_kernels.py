@@ -1,11 +1,13 @@
-"""Work at the server, and what keys select, as one graph each.
+"""Graphs of work at the server and of selections, and the cache of all kernels.
 
-Executors would make many calls. What a function at the server has for many keys is a
-graph that loops over them, with the bits of one call a key. Graphs are kept by content;
-threads share those without state.
+One graph replaces many calls of executors. The graph of a selection loops over many
+keys and gives the same bits as one call for each key. Graphs are cached by content.
+Threads share the graphs without state.
 """
 
+import dataclasses
 import functools
+import hashlib
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +18,16 @@ import federated_language as fl
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.python.framework import config  # no public name
 
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
-from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language import blocks, structs, trees, type_checks
 from ray_fed.plan import diagnostics
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow import normal_forms
+from ray_fed.tensorflow.graphs import numbers
+from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.client_kernel import (
     ClientKernel,
     MergeKernel,
@@ -32,51 +37,47 @@ from ray_fed.tensorflow.kernels.client_kernel import (
 from ray_fed.tensorflow.kernels.graph_builder import (
     GraphBuilder,
     GraphImporter,
-    flatten,
     leaf_types,
     parameter_of,
     refuse_many,
     specs_of,
 )
 from ray_fed.tensorflow.kernels.graph_functions import (
+    NumberedGraph,
     as_graph,
     as_pruned_graph,
     as_tensors,
     before,
     stack,
 )
-from ray_fed.values import components, stored, tensor_structures
+from ray_fed.values import components, stored
 from ray_fed.values.lru_cache import LruCache
 
 _CACHED_PAIRS = 64
-"""Merge trees whose pairs a graph keeps as tensors."""
+"""Number of merge trees whose pairs a graph caches as tensors."""
 
 
-class ServerGraph:
-    """The graph of a function of values at the server, without draws or effects.
+class ServerGraph(NumberedGraph):
+    """The graph of a function at the server, without random numbers or effects.
 
-    Variables that it creates, as Keras optimisers do, are made anew in each call.
-
-    Its results have the bits of executors' results: TensorFlow optimises each
-    computation in it for itself.
+    Variables that the function creates, as Keras optimizers do, become values. The bits
+    are those of executors, because TensorFlow optimizes each computation separately.
 
     Args:
-        function: serialised; its argument may hold values of clients that it does not
-            read. None returns the merged partial.
-        device: name of the device to run on; None leaves it to TensorFlow.
-        merge: of two partials. The merged partial is the last part of the argument, or
-            all of it. None: no partials are merged.
-        num_others: the number of parts of the argument before the merged partial.
+        function: The serialized function. Its argument can have values of clients that
+            it does not read. With None, the result is the merged partial.
+        device: Name of the device to run on, or None to leave it to TensorFlow.
+        merge: The merge of two partials, or None to merge nothing. The merged partial
+            is the last part of the argument, or the whole argument.
+        num_others: Number of parts of the argument before the merged partial.
+        key: See `as_graph`.
 
     Attributes:
-        nest: takes the tensors of the result, and returns its plain value.
-        may_be_shared: whether several threads may run it at once.
+        result: Type of the result, without placements.
 
     Raises:
-        Fallback: it needs what only executors can do.
+        Fallback: Only executors can run the function.
     """
-
-    may_be_shared = True
 
     def __init__(
         self,
@@ -84,11 +85,13 @@ class ServerGraph:
         device: str | None,
         merge: MergeKernel | None = None,
         num_others: int = 0,
+        key: str | None = None,
     ) -> None:
-        self._device, self._merge = device, merge
+        super().__init__(device)
+        self._merge = merge
         block = None if function is None else blocks.parse_block(function)
         result, types = _types_of(block, num_others, merge)
-        self.nest = tensor_structures.nester(result)
+        self.result = result
         self._num_results = len(specs_of(result))  # refuses sequences
         divided = [
             part for index, t in enumerate(types) for part in _parts(t, (index,))
@@ -96,7 +99,7 @@ class ServerGraph:
         signature = [spec for _, member in divided for spec in specs_of(member)]
         self._merged_from = len(signature)
         self._merge_specs: list[tf.TensorSpec] = []
-        if merge is not None:  # takes partials, stacked, and the pairs to merge
+        if merge is not None:  # arguments: stacked partials, and pairs to merge
             some = tf.TensorShape([None])
             self._merge_specs = [
                 tf.TensorSpec(some.concatenate(spec.shape), spec.dtype)
@@ -104,23 +107,29 @@ class ServerGraph:
             ]
             signature += [*self._merge_specs, tf.TensorSpec([None, 2], tf.int32)]
         refuse_many(max(len(signature), self._num_results), "at the server")
+        num_values = len(signature)
+        signature.append(tf.TensorSpec([None], tf.float64))
 
-        def build(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        def build(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            *tensors, numbers = arguments
             fed = iter(tensors)
             elements = [(None, _fill(type_spec, fed)) for type_spec in types]
             if merge is not None:
                 elements.append((None, _merge(merge, list(fed))))
             argument = _struct(elements) if len(elements) > 1 else _only(elements)
             if block is None:
-                return flatten(argument)
+                return trees.flatten(argument)
             counts: list[tf.Tensor] = []
-            builder = GraphBuilder(GraphImporter(allowed="variables"), counts)
-            result = flatten(builder.call(block, argument))
+            importer = GraphImporter(allowed="checks")
+            importer.numbers = numbers
+            builder = GraphBuilder(importer, counts)
+            result = trees.flatten(builder.call(block, argument))
             is_empty = [tf.equal(count, 0) for count in counts]
             return [*result, tf.reduce_any(is_empty)] if counts else result
 
         with tf.device(device):
-            self._run, read = as_pruned_graph(build, signature)
+            self._run, read = as_pruned_graph(build, signature, key)
+        self._reads_numbers = num_values in read
         self._read_indices = frozenset(read)
         self._reads = list(_reads(divided, self._read_indices))
         self._read_specs = [
@@ -137,26 +146,26 @@ class ServerGraph:
         """Return the tensors of the result.
 
         Args:
-            parts: each part of the argument but the merged partial: plain, or
-                tensors in tuples; a part that the function does not read may be any.
-            partials: the plain partials to merge.
-            pairs: positions of the two partials of each merge, in order; the result
-                takes the place of the left one.
+            parts: The parts of the argument before the merged partial, plain or tensors
+                in tuples. Parts that the function does not read can be anything.
+            partials: The plain partials to merge.
+            pairs: Positions of the two partials of each merge, in order. The result
+                replaces the left partial.
 
         Raises:
-            Fallback: the function divides by a count of zero; executors raise an
-                error that says so.
+            Fallback: The function divides by a count of zero. Executors then raise an
+                error that explains it.
         """
         with tf.device(self._device):
             tensors = [*self._read(parts), *self._stack(partials, pairs)]
-            ran = self._run(tensors)
+            ran = self._run([*tensors, *[self._numbers] * self._reads_numbers])
         if len(ran) > self._num_results and ran.pop():
-            raise Fallback("a mean of nothing at the server")
+            raise Fallback("a mean with a count of zero at the server")
         return ran
 
     def to_plain(self, returned: Sequence[tf.Tensor]) -> structs.Plain:
-        """Return the plain value of the tensors of the result."""
-        return self.nest(tensor.numpy() for tensor in returned)
+        """Return the plain value of the result's tensors."""
+        return trees.nest((tensor.numpy() for tensor in returned), self.result)
 
     def _read(self, parts: Sequence[Any]) -> list[tf.Tensor]:
         read_leaves: list[Any] = []
@@ -165,9 +174,9 @@ class ServerGraph:
             if isinstance(part, stored.StoredComponents):
                 part = components.join(part.components, member)
             leaves = (
-                flatten(normal_forms.normalise(part, member))
+                trees.flatten(normal_forms.normalize(part, member))
                 if stored.holds_external(part)
-                else tensor_structures.flatten(part)
+                else trees.flatten(part)
             )
             read_leaves += [leaves[index] for index in wanted]
         return as_tensors(read_leaves, self._read_specs)
@@ -177,7 +186,7 @@ class ServerGraph:
     ) -> list[tf.Tensor]:
         if self._merge is None:
             return []
-        flattened = [tensor_structures.flatten(partial) for partial in partials]
+        flattened = [trees.flatten(partial) for partial in partials]
         columns = zip(zip(*flattened, strict=True), self._merge_specs, strict=True)
         stacked = [stack(column, spec.dtype) for column, spec in columns]
         tensors = [*stacked, self._pairs(tuple(pairs))]
@@ -192,7 +201,7 @@ def _make_pairs(pairs: tuple[tuple[int, int], ...]) -> tf.Tensor:
 def _reads(
     parts: Sequence[tuple[plans.Path, fl.Type]], read_indices: AbstractSet[int]
 ) -> Iterator[tuple[plans.Path, fl.Type, list[int]]]:
-    """Yield each part that a graph reads, and which of its tensors."""
+    """Yield each part that a graph reads, and the indices of the tensors it reads."""
     first = 0
     for path, member in parts:
         size = len(leaf_types(member))
@@ -207,7 +216,7 @@ def _types_of(
     num_others: int,
     merge: MergeKernel | None,
 ) -> tuple[fl.Type, list[fl.Type]]:
-    """Return the type of a graph's result, and of what it takes beside partials."""
+    """Return the types of a graph's result, and of its argument without partials."""
     if block is None:
         return type_checks.narrow(merge, MergeKernel, "a graph").partial, []
     type_spec = type_checks.function_type(block.type_signature)
@@ -221,7 +230,6 @@ def _types_of(
 
 
 def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
-    """Return what partials come to, inside of a graph."""
     *stacked, pairs = tensors
     if not stacked:
         raise Fallback("partials without tensors")
@@ -231,13 +239,13 @@ def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
         for spec, tensor in zip(specs_of(merge.partial), stacked, strict=True)
     ]
     merged = (array.read(0) for array in merge_all(merge, pairs, arrays))
-    return tensor_structures.unflatten(merged, merge.partial)
+    return trees.unflatten(merged, merge.partial)
 
 
 def _parts(
     type_spec: fl.Type, path: plans.Path
 ) -> Iterator[tuple[plans.Path, fl.Type]]:
-    """Yield each part that a graph can be given, without its placement."""
+    """Yield each part that can be an argument of a graph, without its placement."""
     if type_checks.is_placed_struct(type_spec):
         for index, (_, element) in enumerate(
             type_checks.struct_type(type_spec).items()
@@ -255,13 +263,13 @@ def _is_taken(type_spec: fl.Type) -> bool:
 
 
 def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
-    """Return what stands for an argument inside of a graph."""
+    """Return the argument of a function inside a graph, made of tensors."""
     if type_checks.is_placed_struct(type_spec):
         pairs = type_checks.struct_type(type_spec).items()
         elements = [(name, _fill(element, tensors)) for name, element in pairs]
         return _struct(elements)
     if _is_taken(type_spec):
-        return tensor_structures.unflatten(tensors, _without_placements(type_spec))
+        return trees.unflatten(tensors, _without_placements(type_spec))
     return Fallback(f"a value of type `{type_spec}` at the server")
 
 
@@ -278,7 +286,7 @@ def _struct(elements: Sequence[tuple[str | None, Any]]) -> Any:
 
 
 class _SomeOf:
-    """A struct of which the graph is not given every part."""
+    """A struct with parts that are not arguments of the graph."""
 
     def __init__(self, elements: Sequence[Any]) -> None:
         self._elements = elements
@@ -291,32 +299,27 @@ class _SomeOf:
 
 
 def _without_placements(type_spec: fl.Type) -> fl.Type:
+    return trees.map_types(_member, type_spec)
+
+
+def _member(type_spec: fl.Type) -> fl.Type:
     if type_checks.differs_by_client(type_spec):
         raise Fallback(f"a value of type `{type_spec}`")
-    if isinstance(type_spec, fl.FederatedType):
-        return type_spec.member
-    if isinstance(type_spec, fl.StructType):
-        elements = type_spec.items()
-        return fl.StructType([(name, _without_placements(e)) for name, e in elements])
-    return type_spec
+    is_placed = isinstance(type_spec, fl.FederatedType)
+    return type_spec.member if is_placed else type_spec
 
 
 class SelectionGraph:
     """The graph of a function of constants and a key, for many keys.
 
     Args:
-        function: serialised, <constants, key> -> element.
-        device: name of the device to run on; None leaves it to TensorFlow.
-
-    Attributes:
-        may_be_shared: whether several threads may run it at once.
+        function: Serialized <constants, key> -> element.
+        device: Name of the device to run on, or None to leave it to TensorFlow.
 
     Raises:
-        Fallback: it draws random numbers, has state, or an element is of no shape
-            that is known.
+        Fallback: The function draws random numbers or has state, or the shape of an
+            element is unknown.
     """
-
-    may_be_shared = True
 
     def __init__(self, function: bytes, device: str | None) -> None:
         self._device = device
@@ -333,12 +336,12 @@ class SelectionGraph:
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         *constants, keys = tensors
-        packed = tensor_structures.unflatten(iter(constants), self._constants)
+        packed = trees.unflatten(iter(constants), self._constants)
         importer = GraphImporter(allowed="none")
 
         def step(index: tf.Tensor, *arrays: Any) -> list[Any]:
             pair = structs.Struct([(None, packed), (None, tf.gather(keys, index))])
-            elements = flatten(GraphBuilder(importer).call(self._block, pair))
+            elements = trees.flatten(GraphBuilder(importer).call(self._block, pair))
             written = zip(arrays, elements, strict=True)
             return [index + 1, *(array.write(index, t) for array, t in written)]
 
@@ -355,13 +358,13 @@ class SelectionGraph:
     def run(
         self, constants: Sequence[Any], keys: NDArray[np.int32]
     ) -> list[NDArray[Any]]:
-        """Return each tensor of the elements, one a key in the first dimension.
+        """Return the tensors of the selected elements. The first dimension is the key.
 
         Args:
-            constants: plain, or tensors in tuples.
+            constants: The constants, plain or as tensors in tuples.
             keys: i32[keys].
         """
-        flat = tensor_structures.flatten(tuple(constants))
+        flat = trees.flatten(tuple(constants))
         with tf.device(self._device):
             tensors = as_tensors(flat, self._signature)
             ran = self._function([*tensors, tf.constant(keys, tf.int32)])
@@ -369,107 +372,124 @@ class SelectionGraph:
 
 
 _CACHED_GRAPHS = 64
-"""Graphs that one executor keeps; one of a small model holds a few MB."""
+"""Number of graphs that an executor caches. A graph of a small model takes a few MB."""
 
 
-class Kernel(Protocol):
-    """A graph that an executor runs: several computations, many times, as one."""
-
-    @property
-    def may_be_shared(self) -> bool:
-        """Whether several threads may run it at once."""
-        ...
+class KernelGraph(Protocol):
+    """A graph of several computations, which an executor runs as one function."""
 
     @property
     def run(self) -> Callable[..., Any]:
-        """Runs the graph, and returns its tensors."""
+        """Function that runs the graph and returns its tensors."""
         ...
 
 
-_Kernel = TypeVar("_Kernel", bound=Kernel)
+_Kernel = TypeVar("_Kernel", bound=KernelGraph)
 _Refused = tuple[Fallback, Sequence[diagnostics.WorkInterpreted]]
 
 
-_shared: LruCache[bytes, Kernel] = LruCache(_CACHED_GRAPHS)
-"""Kernels that keep nothing: one for all threads of a process, and its contexts."""
+_shared: LruCache[bytes, KernelGraph] = LruCache(_CACHED_GRAPHS)
+"""Kernels without state, which all threads and contexts of a process share."""
 
-_sharing = threading.RLock()  # one may be built of another: of a merge
+_sharing = threading.RLock()  # reentrant, because a kernel may contain a merge
 
 
-def _get_shared(key: bytes, make: Callable[[], Kernel]) -> Kernel:
-    """Return the kernel of a key; make it, and share it, if there is none."""
-    with _sharing:  # who else wants it waits, and need not build it too
+def _get_shared(key: bytes, make: Callable[[], KernelGraph]) -> KernelGraph:
+    with _sharing:  # another thread waits instead of building the same kernel
         kernel = _shared.find(key)
         if kernel is None:
             kernel = make()
-            if kernel.may_be_shared:
+            if not isinstance(kernel, ClientKernel) or kernel.may_be_shared:
                 _shared.put(key, kernel)
         return kernel
 
 
-class Kernels:
-    """Kernels by content, each built when first asked for; the least used are closed.
+def _split(kernel: plans.Kernel) -> tuple[plans.Kernel, list[float]]:
+    (work, accumulate), values = numbers.take_out(kernel.work, kernel.accumulate)
+    return dataclasses.replace(kernel, work=work, accumulate=accumulate), values
+
+
+class KernelCache:
+    """Builds kernels on first use and caches them by content.
 
         clients     zeros, constants and clients -> partials of subtrees of leaves
         merge       two partials -> one
-        server      what a function at the server takes -> its result
-        finish      partials -> merged, and what comes after that at the server
-        selection   constants, keys -> what a function at the server has for each key
+        server      arguments of a function at the server -> its result
+        finish      partials -> the merged partial -> result of the after-merge function
+        selection   constants, keys -> the element for each key
 
-    What cannot be one graph is a `Fallback`, and computed step by step, with the same
-    bits.
+    Each method returns a `Fallback` if no graph can do the work. Executors then do it
+    step by step, with the same bits. The least recently used kernels are closed.
 
     Args:
-        device: name of the device to run on; None leaves it to TensorFlow.
+        device: Name of the device to run on, or None to leave it to TensorFlow.
 
     Raises:
-        Exception: building a graph found a mistake in ray_fed.
+        Exception: A mistake in ray_fed was found while a graph was built.
     """
 
     def __init__(self, device: str | None) -> None:
         self._device = device
-        # A refusal by its reason: an error keeps each frame that it was raised through,
-        # and with those the arguments of a call.
-        self._kernels: LruCache[bytes, Kernel | _Refused]
+        # Only the reason of a refusal is cached. A raised error would keep its frames
+        # alive, and the arguments in them.
+        self._kernels: LruCache[bytes, KernelGraph | _Refused]
         self._kernels = LruCache(_CACHED_GRAPHS, _close)
+        # Kernels that differ in their numbers share a graph.
+        self._take_out = functools.lru_cache(_CACHED_GRAPHS)(numbers.take_out)
+        self._split = functools.lru_cache(_CACHED_GRAPHS)(_split)
 
     def clients(
-        self, kernel: plans.Kernel, merge: bytes | None, *, one_per_leaf: bool = False
+        self,
+        kernel: plans.Kernel,
+        merge: bytes | None,
+        *,
+        one_per_leaf: bool = False,
+        meanwhile: Callable[[], object] | None = None,
     ) -> ClientKernel | Fallback:
-        """Return the graph of clients' work and its accumulation, leaf by leaf.
+        """Return the graph of the clients' work and its accumulation in leaves.
 
         Args:
-            kernel: functions of one client.
-            merge: serialised, of two partials, for subtrees; None: nothing is merged.
-                One that is no graph is left to whoever calls this one.
-            one_per_leaf: whether each of the leaves that are to run has one client.
+            kernel: The functions of one client.
+            merge: The serialized merge for subtrees, or None to merge nothing. If it
+                cannot be a graph, the returned graph does not merge.
+            one_per_leaf: Whether each leaf has exactly one client.
+            meanwhile: Function to call on another thread after a new graph was built.
         """
+        shared, values = self._split(kernel)
 
-        def build() -> ClientKernel:
+        def build(key: str) -> ClientKernel:
             merger = None if merge is None else self.merge(merge)
             if isinstance(merger, Fallback):
                 merger = None
             device = self._device
-            return ClientKernel(kernel, merger, device, one_a_leaf=one_per_leaf)
+            built = ClientKernel(
+                shared, merger, device, one_a_leaf=one_per_leaf, key=key
+            )
+            if meanwhile is not None:
+                threading.Thread(target=meanwhile).start()
+            return built
 
-        content = b"clients%d" % one_per_leaf + kernel.content + (merge or b"")
-        return self._get(content, "the work of clients", build)
+        content = b"clients%d" % one_per_leaf + shared.content + (merge or b"")
+        graph = self._get(content, "the work of clients", build)
+        return graph if isinstance(graph, Fallback) else graph.with_numbers(values)
 
     def merge(self, merge: bytes) -> MergeKernel | Fallback:
-        """Return the graph that merges two partials; `merge` is serialised."""
+        """Return the graph of a serialized merge of two partials."""
         return self._get(
             b"merge" + merge,
             "the merge of two partials",
-            lambda: MergeKernel(merge, self._device),
+            lambda _: MergeKernel(merge, self._device),
         )
 
     def server(self, function: bytes) -> ServerGraph | Fallback:
-        """Return the graph of a serialised function of values at the server."""
-        return self._get(
-            b"server" + function,
+        """Return the graph of a serialized function of values at the server."""
+        (shared,), values = self._take_out(function)
+        graph = self._get(
+            b"server" + shared,
             "zeros and constants at the server",
-            lambda: ServerGraph(function, self._device),
+            lambda key: ServerGraph(shared, self._device, key=key),
         )
+        return graph if isinstance(graph, Fallback) else graph.with_numbers(values)
 
     def finish(
         self, merge: bytes, computation: bytes | None, num_others: int
@@ -477,40 +497,49 @@ class Kernels:
         """Return the graph that ends a round.
 
         Args:
-            merge: serialised, of two partials.
-            computation: serialised; None returns what was merged.
-            num_others: how many parts it takes before what was merged.
+            merge: The serialized merge of two partials.
+            computation: The serialized after-merge function. With None, the result is
+                the merged partial.
+            num_others: Number of arguments before the merged partial.
         """
         merger = self.merge(merge)
         if isinstance(merger, Fallback):
             return merger
-        return self._get(
-            b"finish%d %d " % (num_others, len(merge)) + merge + (computation or b""),
+        (after,), values = self._take_out(computation or b"")
+        graph = self._get(
+            b"finish%d %d " % (num_others, len(merge)) + merge + after,
             "the finish of a round",
-            lambda: ServerGraph(computation, self._device, merger, num_others),
+            lambda key: ServerGraph(
+                after or None, self._device, merger, num_others, key
+            ),
         )
+        return graph if isinstance(graph, Fallback) else graph.with_numbers(values)
 
     def selection(self, function: bytes) -> SelectionGraph | Fallback:
-        """Return the graph of what keys select: see `plans.KeySelection`."""
+        """Return the graph of a selection, see `plans.Selection`."""
         return self._get(
             b"select" + function,
             "what keys select",
-            lambda: SelectionGraph(function, self._device),
+            lambda _: SelectionGraph(function, self._device),
         )
 
     def _get(
-        self, content: bytes, label: str, build: Callable[[], _Kernel]
+        self, content: bytes, label: str, build: Callable[[str], _Kernel]
     ) -> _Kernel | Fallback:
-        def try_build() -> Kernel | _Refused:
+        def try_build() -> KernelGraph | _Refused:
+            shared = repr(self._device).encode() + content
+            # Another device, or determinism, needs other ops for the same work.
+            where = jit.kind_of(self._device), config.is_op_determinism_enabled()
+            key = hashlib.sha256(repr(where).encode() + shared).hexdigest()
             try:
-                return _get_shared(repr(self._device).encode() + content, build)
+                return _get_shared(shared, lambda: build(key))
             except Fallback as fallback:
                 return Fallback(fallback.reason), []
             except errors.UnsupportedError as error:
                 return Fallback(str(error)), []
             except errors.RayFedError as error:
                 return Fallback(diagnostics.first_line(error)), []
-            except Exception as error:  # noqa: BLE001 (TensorFlow refuses with any)
+            except Exception as error:  # noqa: BLE001 (TensorFlow may raise any class)
                 note = diagnostics.WorkInterpreted.of(label, error)
                 return Fallback(note.reason), [note]
 
@@ -526,6 +555,6 @@ class Kernels:
         self._kernels.clear()
 
 
-def _close(kernel: Kernel | _Refused) -> None:
+def _close(kernel: KernelGraph | _Refused) -> None:
     if isinstance(kernel, ClientKernel):
         kernel.close()

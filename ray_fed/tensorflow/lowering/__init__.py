@@ -1,29 +1,33 @@
 """Rewrites client work so that it runs without tf.data.
 
-tf.data sets up its functions anew for each dataset that it iterates, which takes
-longer than most of what clients do. Here the parameter's sequences come as tensors, in
-the layouts of `ray_fed.values.columnar_sequence`, and loops over datasets become loops
-over tensors:
+tf.data prepares its functions again for each dataset that it iterates over, which takes
+longer than most client work. Here, sequences of the parameter become tensors, in the
+layouts of `ray_fed.values.columnar_sequence`, and loops over datasets become loops over
+tensors:
 
     Reduce(Batch(parameter))    ->    while i < ceil(n / k): rows[i*k : (i+1)*k]
 
-Results are the same bit for bit: the same functions run, on the same elements, in the
-same order. Only what is drawn differs: the lowered graph has random ops of its own.
-What matches no rule is left as it was written, and the reason said.
+The bits are the same, because the same functions run on the same elements in the same
+order. Only random numbers differ, because the lowered graph has random ops of its own.
+If an op has no rule, the graph is not changed, and the reason is returned.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import federated_language as fl
 import tensorflow as tf
 
 import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.randomness as randomness
 import ray_fed.tensorflow.lowering.inlining as inlining
 import ray_fed.tensorflow.lowering.passes as passes
 import ray_fed.tensorflow.lowering.rules as rules
+import ray_fed.tensorflow.lowering.variables as variables
 import ray_fed.tensorflow.tensors.datasets as datasets
+from ray_fed.language import trees
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, TensorFlowMessage
 from ray_fed.tensorflow.lowering.inlining import (
@@ -43,19 +47,23 @@ class Lowered:
     """A graph without tf.data.
 
     Attributes:
-        graph_def: with its library; as yet neither keyed nor isolated.
-        feeds: names of tensors, in the order of the parameter type's leaves. For a
-            tensor: one. For a sequence: for each column of its element type the rows
-            and, where the layout has them, the splits i64[n + 1]; then, last, the
-            number of elements, i64[].
-        fetches: names of tensors, in the order of the result type's leaves.
-        initialize_op: to run first on every call.
+        graph_def: The graph with its library, before it is keyed and isolated.
+        feeds: Names of the tensors to pass, in the order of the parameter's type. A
+            sequence has the rows of each column and, depending on the layout, splits
+            i64[n + 1], and last its number of elements, i64[].
+        fetches: Names of the tensors to return, in the order of the result's type.
+        initialize_op: Name of the op to run first in every call, or None.
+        kept_variables: The reason why variables did not become values, or None.
+        passed: Name of a tensor, bool[], whether all checks passed. None if the graph
+            raises an error for a failed check.
     """
 
     graph_def: GraphDef
     feeds: tuple[str, ...]
     fetches: tuple[str, ...]
     initialize_op: str | None
+    kept_variables: str | None = None
+    passed: str | None = None
 
 
 def lower(
@@ -64,30 +72,68 @@ def lower(
     sizes: Sequence[Sizes | None] | None = None,
     *,
     unrolled: bool = False,
+    isolated: bool = True,
 ) -> Lowered | Fallback:
-    """Return the lowered graph of a computation, or why it runs as it was written.
+    """Return the lowered graph of a computation, or the reason why there is none.
 
-    A computation without sequences lowers to itself.
+    Variables that the computation creates become values, see `variables`. If one of
+    them cannot, all variables stay. A computation without sequences and variables is
+    returned unchanged.
 
     Args:
-        message: a `pb.TensorFlow`.
-        type_spec: of the computation.
-        sizes: of each of the parameter's leaves that is a sequence, where known; such
-            a sequence has neither splits nor a number of elements among the feeds, and
-            its rows have the elements' dimension first, then the elements' own.
-        unrolled: whether what is done with each element of such a sequence stands
-            there once for each, without a loop.
+        message: A `pb.TensorFlow`.
+        type_spec: Type of the computation.
+        sizes: For each leaf of the parameter, the sizes of a sequence if they are
+            known. Its feeds then have no splits and no number of elements, and the
+            first dimension of its rows is the element.
+        unrolled: Whether loops over the elements of such sequences are unrolled.
+        isolated: Whether the results must have the bits of the original graph.
+            Otherwise TensorFlow can rewrite arithmetic across variables, and checks
+            become values, see `Lowered.passed`.
     """
     types = type_spec.parameter, type_spec.result
-    leaves = [leaf for part in types for leaf in graph_message.flat_types(part)]
-    if not any(isinstance(leaf, fl.SequenceType) for leaf in leaves):
-        return _itself(message, type_spec)
-    try:
-        return _rewrite(message, type_spec, sizes, unrolled=unrolled)
-    except Fallback as fallback:
-        return Fallback(fallback.reason)
-    except Exception as error:  # noqa: BLE001 (no graph is refused for its lowering)
-        return Fallback(f"{type(error).__name__}: {error}")
+    leaves = [leaf for part in types for leaf in trees.leaf_types(part)]
+    has_sequences = any(isinstance(leaf, fl.SequenceType) for leaf in leaves)
+    opaque = _opaque if isolated else _same
+    kinds = {"VarHandleOp"} if isolated else {"VarHandleOp", "Assert"}
+    ways = [opaque] if _has_values(message, kinds, has_sequences=has_sequences) else []
+    reasons: list[str] = []
+    for way in [*ways, None] if has_sequences else ways:
+        try:
+            lowered = _rewrite(message, type_spec, sizes, unrolled=unrolled, opaque=way)
+        except Fallback as fallback:
+            reasons.append(fallback.reason)
+        except Exception as error:  # noqa: BLE001 (no graph is refused for its lowering)
+            reasons.append(f"{type(error).__name__}: {error}")
+        else:
+            break
+    else:
+        if has_sequences:
+            return Fallback(reasons[-1])
+        lowered = _itself(message, type_spec)
+    return dataclasses.replace(lowered, kept_variables=reasons[0] if reasons else None)
+
+
+def _has_values(
+    message: TensorFlowMessage, kinds: AbstractSet[str], *, has_sequences: bool
+) -> bool:
+    """Return whether a computation has ops of kinds that may become values.
+
+    A computation that has no sequences and draws random numbers is not changed:
+    executors run it unchanged, and both ways must number its random ops alike.
+    """
+    nodes = graph_message.all_nodes(graph_message.graph_of(message))
+    ops = {node.op for listed in nodes for node in listed}
+    draws = any(map(randomness.draws, ops))
+    return bool(kinds & ops) and (has_sequences or not draws)
+
+
+def _opaque(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+
+
+def _same(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor
 
 
 def _itself(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Lowered:
@@ -103,13 +149,10 @@ def _itself(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Lowered:
 
 
 def _fill_token(graph_def: GraphDef, name: str) -> None:
-    """Make the session token of a graph, which nothing here reads, a constant."""
+    """Turn the session token of a graph, which is not used, into a constant."""
     for node in graph_def.node:
         if node.name == graph_message.node_of(name):
-            node.op = "Const"
-            node.attr.clear()
-            node.attr["dtype"].type = tf.string.as_datatype_enum
-            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(b"", tf.string))
+            graph_message.make_constant(node, value=b"", dtype=tf.string)
 
 
 def _rewrite(
@@ -118,19 +161,28 @@ def _rewrite(
     sizes: Sequence[Sizes | None] | None,
     *,
     unrolled: bool,
+    opaque: Callable[[tf.Tensor], tf.Tensor] | None,
 ) -> Lowered:
-    """Return a message's graph without tf.data; the rest is as `lower` takes it.
+    """Return a message's graph without tf.data. For other arguments see `lower`.
+
+    Args:
+        message: See `lower`.
+        type_spec: See `lower`.
+        sizes: See `lower`.
+        unrolled: See `lower`.
+        opaque: Function that hides the value of a variable from TensorFlow's optimizer.
+            With None, variables do not become values.
 
     Raises:
-        Fallback: some of it has to stay.
+        Fallback: A part of the graph cannot be lowered.
     """
-    results = graph_message.flat_types(type_spec.result)
+    results = trees.leaf_types(type_spec.result)
     if any(isinstance(leaf, fl.SequenceType) for leaf in results):
         raise Fallback("sequence result")
     written = graph_message.graph_of(message)
     if message.session_token_tensor_name:
         _fill_token(written, message.session_token_tensor_name)
-    # Names that no tracing here can give again.
+    # These names are different from all names that tracing makes here.
     graph_message.rename_functions(written, lambda _, index: f"written_{index}")
     lowered = tf.Graph()
     with lowered.as_default(), tf.device(None):
@@ -139,16 +191,22 @@ def _rewrite(
             sequence = value.sequence if isinstance(value, SerializedDataset) else value
             if isinstance(sequence, InMemorySequence):
                 sequence.unrolled = True
-        results, last = _run(written, message, arguments, copies_all=any(sizes or ()))
+        copies_all = any(sizes or ())
+        checks = [variables.Passed()] if opaque is _same else []
+        results, last = _run(
+            written, message, arguments, opaque, checks, copies_all=copies_all
+        )
         fetches = [tf.identity(result).name for result in results]
+        passed = [tf.identity(check.read()).name for check in checks if check.changed]
     initialize_op = last[0].name if last else None
     graph_def = lowered.as_graph_def()
-    kept = [*feeds, *fetches, *([initialize_op] if initialize_op else [])]
+    kept = [*feeds, *fetches, *passed, *([initialize_op] if initialize_op else [])]
     return Lowered(
         with_functions(graph_def, written.library, kept),
         tuple(feeds),
         tuple(fetches),
         initialize_op,
+        passed=passed[0] if passed else None,
     )
 
 
@@ -156,17 +214,38 @@ def _run(
     written: Any,
     message: TensorFlowMessage,
     arguments: Mapping[str, Any],
+    opaque: Callable[[tf.Tensor], tf.Tensor] | None,
+    checks: Sequence[variables.Passed],
     *,
     copies_all: bool,
 ) -> Any:
-    """Run the graph as it was written; return results and what initialises."""
+    """Run the original graph symbolically; return results and initializers."""
     functions = {f.signature.name: f for f in written.library.function}
     data_rules = {**rules.PIPELINES, **passes.ITERATORS}
-    inliner = Inliner(functions, data_rules, rules.CONTROL_FLOW, copies_all=copies_all)
+    if opaque is None:
+        inliner = Inliner(
+            functions, data_rules, rules.CONTROL_FLOW, copies_all=copies_all
+        )
+    else:
+        created = {**variables.CREATED, **(variables.CHECKS if checks else {})}
+        inliner = Inliner(
+            functions,
+            {**data_rules, **created},
+            {**rules.CONTROL_FLOW, **variables.USED},
+            value_ops=created.keys() | variables.USED.keys(),
+            opaque=opaque,
+            copies_all=copies_all,
+        )
     last = [message.initialize_op] if message.initialize_op else []
     names = graph_message.bound_names(message.result)
     body = inlining.of_graph(written, list(arguments), names, last)
-    results, done = inliner.run(body, list(arguments.values()))
+    if opaque is not None:
+        if inliner.draws_first(body):
+            raise Fallback("a variable whose initial value is random")
+        # A call initializes all variables before it reads one.
+        body = dataclasses.replace(body, first=body.last)
+    with inliner.carrying(checks):
+        results, done = inliner.run(body, list(arguments.values()))
     if any(isinstance(result, TracedValue) for result in results):
         raise Fallback("a dataset as a tensor")
     return results, done
@@ -177,14 +256,14 @@ def _stamp(
     parameter: fl.Type | None,
     sizes: Sequence[Sizes | None] | None,
 ) -> "tuple[list[str], dict[str, Any]]":
-    """Add placeholders; return their names, and what stands for each bound tensor."""
+    """Add placeholders; return their names, and the value of each bound tensor."""
     feeds: list[str] = []
     arguments: dict[str, Any] = {}
     if parameter is None:
         return feeds, arguments
     names = graph_message.bound_names(message.parameter)
     is_variant = graph_message.are_variants(message.parameter)
-    leaves = zip(names, is_variant, graph_message.flat_types(parameter), strict=True)
+    leaves = zip(names, is_variant, trees.leaf_types(parameter), strict=True)
     for index, (name, takes_variant, leaf) in enumerate(leaves):
         label = f"arg_{index}"
         known = None if sizes is None else sizes[index]
@@ -205,7 +284,7 @@ def _stamp(
 def _stamp_sequence(
     element: fl.Type, label: str, sizes: Sizes | None
 ) -> "tuple[InMemorySequence, list[tf.Tensor]]":
-    """Add placeholders of a sequence, of which all sizes may be known."""
+    """Return a sequence made of placeholders, and these."""
     components: list[tf.TensorSpec] = []
     columns: list[tuple[tf.Tensor, tf.Tensor | None]] = []
     fed: list[tf.Tensor] = []
@@ -235,8 +314,8 @@ def _stamp_sequence(
         fed.append(length)
     else:
         length = tf.constant(sizes.length, tf.int64)
-    # A dataset has its components in another order than the type has columns.
-    packed = tensor_structures.unflatten(iter(range(len(columns))), element)
+    # The components of a dataset are in another order than the columns of the type.
+    packed = trees.unflatten(iter(range(len(columns))), element)
     order = tf.nest.flatten(datasets.to_containers(packed, element, canonical=True))
     sequence = InMemorySequence(
         [components[position] for position in order],

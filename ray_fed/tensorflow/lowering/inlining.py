@@ -1,30 +1,38 @@
-"""Runs a body symbolically: copies what is ordinary, hands the rest to rules.
+"""Runs the body of a graph or function symbolically.
 
-A *rule* stands for an op of tf.data, or for a call or loop around such ops; it gives
-tensors, or *traced values* that only other rules understand: a sequence, an iterator.
-All other nodes are copied into the current graph as they are, many at a time.
+Ordinary nodes are copied into the current graph. Ops of tf.data or of variables, and
+calls, branches and loops around them, have a *rule*. A rule returns tensors, or *traced
+values* that only rules understand: a sequence, an iterator, a variable.
 
-    Batch -> Reduce -> Mul -> Call(f: Iterator...)    written
-      rule    rule    copied   rule: f's body is run likewise
+    Batch -> Reduce -> Mul -> Call(f: Iterator...)    original
+      rule    rule    copied   rule: runs the body of f in the same way
 
-Order of effects: a node waits for whatever stood for its control inputs, and the
-results of a function wait for everything that must have run in it.
+Effects keep their order. A node waits for everything that replaces its control inputs,
+and the results of a function wait for all its effects.
 
-A `Body` is the body of a graph or of a library function in one notation: a GraphDef
-names the output of a node `node:1`, a FunctionDef `node:name:0`; a body is written as
-the former, with its arguments and results by name. Functions are named alike in every
-process: TensorFlow counts what it traces, and random ops are numbered in the order of
-functions, which must not depend on that.
+A `Body` describes a graph or a library function in one notation. The output of a node
+is `node:1`, as in a GraphDef, and not `node:name:0`, as in a FunctionDef.
 """
 
+import abc
 import collections
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # no public name
+from typing_extensions import override
 
 import ray_fed.tensorflow.graphs.graph_message as graph_message
 import ray_fed.tensorflow.graphs.randomness as randomness
@@ -41,64 +49,85 @@ from ray_fed.values import read_limits
 
 
 class TracedValue:
-    """A value that only rules understand.
-
-    In a loop or branch it is carried as its `leaves`.
-
-    Attributes:
-        moves: whether using it changes it.
-    """
-
-    moves = False
+    """A value that only rules understand. Loops and branches carry its `leaves`."""
 
     def leaves(self) -> list[tf.Tensor]:
-        """Return the tensors that may change."""
+        """Return the tensors that can change."""
         return []
 
     def shapes(self) -> list[tf.TensorShape]:
-        """Return the static shapes that the leaves have at any time."""
+        """Return the static shapes of the leaves, which hold at any time."""
         return [leaf.shape for leaf in self.leaves()]
 
     def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "TracedValue":
-        """Return this with other tensors; itself where it has none."""
+        """Return this value with other leaves, or itself if it has none."""
         del leaves
         return self
 
     def is_like(self, other: Any) -> bool:
-        """Return whether the other is this but for its leaves."""
+        """Return whether the other value differs at most in its leaves."""
         return other is self
 
 
+class Carried(TracedValue, abc.ABC):
+    """A value whose leaves change when it is used, such as an iterator or a variable.
+
+    All names of the value in a body refer to one object. A loop or branch has a copy,
+    and the outer object takes the last leaves of the copy.
+
+    Attributes:
+        original: The value of which this is a copy in a loop or branch, or itself.
+    """
+
+    def __init__(self, original: "Carried | None") -> None:
+        self.original = original or self
+
+    @abc.abstractmethod
+    @override
+    def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "Carried":
+        """Return a copy for a loop or branch."""
+
+    @abc.abstractmethod
+    def take(self, leaves: Sequence[tf.Tensor]) -> None:
+        """Take the last leaves of a copy in a loop or branch."""
+
+    @override
+    def is_like(self, other: Any) -> bool:
+        return isinstance(other, Carried) and other.original is self.original
+
+
 class IgnoredResource(TracedValue):
-    """A resource of tf.data that nothing lowered needs: a seed generator, a cache."""
+    """A resource of tf.data that is not needed: a seed generator or a cache."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SerializedDataset(TracedValue):
-    """A sequence bound as the graph of its dataset; undone by DatasetFromGraph."""
+    """A sequence that is bound by its serialized graph, until DatasetFromGraph."""
 
     sequence: TracedValue
 
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """Nodes with what goes in and what comes out.
+    """The nodes of a graph or function, with arguments and results.
 
     Attributes:
-        nodes: by name; arguments are none of them.
-        arguments: names of tensors.
-        results: names of tensors.
-        last: names of nodes that must have run when the body has.
+        nodes: Nodes by name, without arguments.
+        arguments: Names of tensors.
+        results: Names of tensors.
+        last: Names of nodes that must run before the body is complete.
+        first: Names of nodes to visit before the others, after their inputs.
     """
 
     nodes: Mapping[str, NodeDef]
     arguments: tuple[str, ...]
     results: tuple[str, ...]
     last: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
 
 
 def tensor_of(source: str) -> str:
-    """Return an input that is a tensor with its number written out."""
+    """Return the name of an input tensor with its output number, `a:0` for `a`."""
     return source if ":" in source else f"{source}:0"
 
 
@@ -108,7 +137,7 @@ def of_graph(
     results: Sequence[str],
     last: Sequence[str],
 ) -> Body:
-    """Return the body that the nodes of a graph are."""
+    """Return the body of a graph."""
     fed = {node_of(name) for name in arguments}
     nodes = {node.name: node for node in graph_def.node if node.name not in fed}
     return Body(
@@ -145,7 +174,7 @@ def of_function(function: FunctionDef) -> Body:
 
 
 def origin_of(body: Body, result: str) -> str:
-    """Return what a result of a body is another name of."""
+    """Follow a result through Identity nodes and return the first tensor's name."""
     while result not in body.arguments:
         node = body.nodes[node_of(result)]
         if node.op != "Identity" or len(node.input) != 1:
@@ -155,7 +184,6 @@ def origin_of(body: Body, result: str) -> str:
 
 
 def _call_of(function: FunctionDef) -> Body:
-    """Return a body that calls a function."""
     signature = function.signature
     node = tf.compat.v1.NodeDef(name=signature.name)
     last = (node.name,) if is_stateful(function) else ()
@@ -170,12 +198,12 @@ def _call_of(function: FunctionDef) -> Body:
 
 
 def is_stateful(function: FunctionDef) -> bool:
-    """Return whether an op of a function has state or effects, or may call what has."""
+    """Return whether a function has, or calls functions with, state or effects."""
     return any(definition_of(node).is_stateful for node in function.node_def)
 
 
 def output_names(node: NodeDef) -> Iterator[str]:
-    """Yield what a FunctionDef calls the outputs of a node, after the node's name."""
+    """Yield the names of a node's outputs in a FunctionDef, without the node's name."""
     definition = definition_of(node)
     for output in definition.output_arg:
         count = 1
@@ -196,10 +224,10 @@ def definition_of(node: NodeDef) -> Any:
 
 
 def needed(nodes: Mapping[str, NodeDef], roots: Iterable[str]) -> list[str]:
-    """Return the names of the nodes that roots wait for, each after its inputs.
+    """Return the names of the nodes that roots depend on, each after its inputs.
 
     Raises:
-        Fallback: the nodes are in a loop of TensorFlow 1.
+        Fallback: The nodes are in a loop of TensorFlow 1.
     """
     names = [name for name in graph_message.reached(nodes, roots) if name in nodes]
     if any(nodes[name].op == "NextIteration" for name in names):
@@ -210,11 +238,11 @@ def needed(nodes: Mapping[str, NodeDef], roots: Iterable[str]) -> list[str]:
 _CALLS = frozenset(
     {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While", "Placeholder"}
 )
-"""Stateful to TensorFlow for what they may call, which is looked at by itself."""
+"""Ops that count as stateful only because of the functions they may call."""
 
 
 def stateful_ops(graph_def: GraphDef) -> list[str]:
-    """Return the kinds of ops of a graph that have state or effects, in order."""
+    """Return the kinds of ops with state or effects in a graph, in order."""
     return [
         str(node.op)
         for nodes in graph_message.all_nodes(graph_def)
@@ -224,7 +252,7 @@ def stateful_ops(graph_def: GraphDef) -> list[str]:
 
 
 def find_effects(message: TensorFlowMessage) -> str | None:
-    """Return what makes two calls of a computation differ, in a few words, or None."""
+    """Return a few words about an op that makes calls of a computation differ."""
     graph_def = graph_message.graph_of(message)
     if stateful := stateful_ops(graph_def):
         return stateful[0]
@@ -233,12 +261,15 @@ def find_effects(message: TensorFlowMessage) -> str | None:
 
 
 def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> Any:
-    """Return what a graph needs to run, with its functions.
+    """Return the needed nodes of a graph, with the functions they call.
+
+    Functions get names that are equal in every process, because random ops are numbered
+    in the order of functions.
 
     Args:
-        graph_def: some functions that it calls may be missing in it.
-        library: has these.
-        kept: names of nodes and tensors that must stay.
+        graph_def: The graph. Some functions can be missing in its library.
+        library: The library of the missing functions.
+        kept: Names of nodes and tensors that are needed.
     """
     nodes = {node.name: node for node in graph_def.node}
     names = set(needed(nodes, map(node_of, kept)))
@@ -260,7 +291,7 @@ def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> An
 def called_functions(
     nodes: Iterable[NodeDef], functions: Mapping[str, FunctionDef]
 ) -> list[str]:
-    """Return the names of the functions that nodes call, and that these call."""
+    """Return the names of the functions that nodes call, directly or indirectly."""
     called: dict[str, None] = {}
     pending = collections.deque(nodes)
     while pending:
@@ -273,49 +304,59 @@ def called_functions(
 
 Value: TypeAlias = "tf.Tensor | TracedValue"
 Anchors: TypeAlias = "list[tf.Tensor | tf.Operation]"
-"""What to wait for, in order to run after something; empty: it has no effects."""
+"""Tensors and ops to wait for, in order to run after something. Empty if it has no
+effects."""
 
 LARGE = 300
-"""Nodes of a function that is called rather than copied: each copy is made by Python,
-thrice, and TensorFlow puts what is called in the place of the call by itself."""
+"""Minimum nodes of a function that is called instead of copied. Python handles each
+copied node three times, and TensorFlow inlines calls by itself."""
 
 _AROUND, _ENTRY = "^ray_fed_around", "^ray_fed_entry"
-"""Control inputs of copied nodes: what all wait for, and what those with effects do."""
+"""Control inputs of copied nodes: of all nodes, and of those with effects."""
 
 
 @dataclasses.dataclass
 class Site:
-    """A node that a rule stands for.
+    """A node to which a rule is applied.
 
     Attributes:
-        node: as it was written.
-        inputs: its inputs but for control inputs; a rule's ops wait for those.
-        inliner: runs the functions that the node calls.
-        done: the rule adds what else to wait for, beside its own results.
+        node: The original node.
+        inputs: Its inputs without control inputs, for which the rule's ops wait anyway.
+        inliner: Runs the functions that the node calls.
+        done: The rule adds ops to wait for here, besides its own results.
+        has_effects: The rule sets this if its results wait for effects.
     """
 
     node: NodeDef
     inputs: "list[Any]"
     inliner: "Inliner"
     done: Anchors = dataclasses.field(default_factory=list)
+    has_effects: bool = False
 
     def call(self, attribute: str, inputs: "Sequence[Any]") -> "list[Any]":
-        """Inline the function of an attribute."""
+        """Run the function of an attribute."""
         name = self.node.attr[attribute].func.name
         return self.inliner.call(name, inputs, done=self.done)
+
+    def opaque(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return the tensor, hidden from TensorFlow's optimizer."""
+        with tf.control_dependencies(None):
+            return self.inliner.opaque(tensor)
 
 
 Rule: TypeAlias = Callable[[Site], "Sequence[Any]"]
 
 
 class Inliner:
-    """Runs functions of one library.
+    """Runs functions of one library symbolically.
 
     Args:
-        functions: by name, as FunctionDefs.
-        data_rules: for ops that are always symbolic.
-        flow_rules: for ops that are where their inputs or functions are.
-        copies_all: whether also what is large is copied, for static shapes inside.
+        functions: FunctionDefs by name.
+        data_rules: Rules of ops that are never copied.
+        flow_rules: Rules of ops that are copied if no input and no function is traced.
+        value_ops: Ops with rules that compute values and have no other effect.
+        opaque: Function that hides a tensor from TensorFlow's optimizer.
+        copies_all: Whether large functions are copied, too, for static shapes inside.
     """
 
     def __init__(
@@ -324,12 +365,19 @@ class Inliner:
         data_rules: Mapping[str, Rule],
         flow_rules: Mapping[str, Rule],
         *,
+        value_ops: AbstractSet[str] = frozenset(),
+        opaque: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
         copies_all: bool = False,
     ) -> None:
         self._functions = functions
         self._data_rules = data_rules
         self._rules = {**data_rules, **flow_rules}
+        self._flow_ops = flow_rules.keys()
+        self.value_ops = value_ops
+        self.opaque = opaque
         self._copies_all = copies_all
+        self._unseen: Sequence[Carried] = ()
+        self._unseen_in: Any = None
         self._body = functools.cache(self._parse)
         self._draws = functools.cache(self._search_draws)
         self.touches_data = functools.cache(self._search)
@@ -342,14 +390,19 @@ class Inliner:
             not self._copies_all
             and len(self.function(name).node_def) >= LARGE
             and not self.touches_data(name)
-            and not self._draws(name)  # draws are numbered in the order of nodes
+            and not self._draws(name)  # random ops are numbered in the order of nodes
         )
 
     def _search_draws(self, name: str) -> bool:
-        nodes = self.function(name).node_def
+        return any(map(self._may_draw, self.function(name).node_def))
+
+    def _may_draw(self, node: NodeDef) -> bool:
+        return randomness.draws(node.op) or any(map(self._draws, functions_of(node)))
+
+    def draws_first(self, body: Body) -> bool:
+        """Return whether nodes that `last` of a body depends on draw random numbers."""
         return any(
-            randomness.draws(node.op) or any(map(self._draws, functions_of(node)))
-            for node in nodes
+            self._may_draw(body.nodes[name]) for name in needed(body.nodes, body.last)
         )
 
     def function(self, name: str) -> Any:
@@ -362,20 +415,43 @@ class Inliner:
         return any(self.is_symbolic(node) for node in self.function(name).node_def)
 
     def is_symbolic(self, node: NodeDef) -> bool:
-        """Return whether a node is of tf.data, or calls what is."""
+        """Return whether a node is an op of tf.data, or calls one."""
         if node.op in self._data_rules or _is_of_data(node.op):
             return True
         return any(self.touches_data(name) for name in functions_of(node))
+
+    def reports_effects(self, op: str) -> bool:
+        """Return whether the rule of an op reports if it has effects."""
+        return op in self.value_ops or op in self._flow_ops
 
     def rule_for(self, op: str) -> Rule:
         """Return the rule of an op.
 
         Raises:
-            Fallback: it has none.
+            Fallback: There is none.
         """
         if op not in self._rules:
             raise Fallback(op)
         return self._rules[op]
+
+    @contextlib.contextmanager
+    def carrying(self, values: Sequence[Carried]) -> Generator[None]:
+        """Let ops of the current graph change values that no node takes.
+
+        Args:
+            values: For example, whether all checks so far have passed.
+        """
+        outside = self._unseen, self._unseen_in
+        self._unseen, self._unseen_in = values, tf.compat.v1.get_default_graph()
+        try:
+            yield
+        finally:
+            self._unseen, self._unseen_in = outside
+
+    def unseen(self) -> list[Carried]:
+        """Return the values of `carrying`, or nothing in another graph."""
+        graph: Any = tf.compat.v1.get_default_graph()
+        return list(self._unseen) if graph is self._unseen_in else []
 
     def call(
         self,
@@ -388,12 +464,13 @@ class Inliner:
         """Run a function of the library in the current graph.
 
         Args:
-            name: of the function.
-            inputs: its arguments.
-            entry: what its effects wait for.
-            done: receives what to wait for in order to run after its effects.
-            shapes: of its results, where known: then it may be called where it is
-                large, and not be copied.
+            name: Name of the function.
+            inputs: Its arguments.
+            entry: Tensors and ops that its effects wait for.
+            done: List that receives what to wait for, in order to run after its
+                effects.
+            shapes: Static shapes of its results. If they are given, a large function is
+                called instead of copied.
         """
         takes_traced = any(isinstance(value, TracedValue) for value in inputs)
         if shapes is None or takes_traced or not self._is_large(name):
@@ -409,7 +486,7 @@ class Inliner:
     def run(
         self, body: Body, inputs: "Sequence[Any]", entry: "Sequence[Any]" = ()
     ) -> "tuple[list[Any], Anchors]":
-        """Run a body in the current graph; return its results and what is `last`."""
+        """Run a body in the current graph; return its results and anchors of `last`."""
         return _Run(self, body, inputs, list(entry)).results()
 
 
@@ -418,22 +495,22 @@ def _is_of_data(op: str) -> bool:
 
 
 def _gate(anchors: Sequence[Any]) -> tf.Tensor:
-    """Return a tensor of the current graph to wait for instead of the anchors.
+    """Return a tensor of the current graph that waits for all anchors.
 
-    A hundred ops that wait for a hundred others are ten thousand edges; through a gate
-    they are two hundred.
+    If a hundred ops wait for a hundred others, there are ten thousand edges. With a
+    gate there are two hundred.
     """
     with tf.control_dependencies(anchors):
         return tf.zeros([], tf.bool)
 
 
 def _as_one(anchors: Anchors) -> Anchors:
-    """Return anchors as at most one."""
+    """Return the anchors, joined to at most one."""
     return [_gate(anchors)] if len(anchors) > 1 else anchors
 
 
 class _Run:
-    """One body being run in the current graph."""
+    """One run of a body in the current graph."""
 
     def __init__(
         self, inliner: Inliner, body: Body, inputs: Sequence[Any], entry: Anchors
@@ -443,12 +520,13 @@ class _Run:
         self._entry = [_gate(entry)] if entry else []
         self._values: dict[str, Any] = dict(zip(body.arguments, inputs, strict=True))
         self._anchors: dict[str, Anchors] = {}
+        self._effects: set[str] = set()  # nodes that have effects, or wait for some
         self._gate_of = functools.cache(self._join)
         self._pending: dict[str, Any] = {}
 
     def results(self) -> "tuple[list[Any], Anchors]":
         body = self._body
-        roots = [*map(node_of, body.results), *body.last]
+        roots = [*body.first, *map(node_of, body.results), *body.last]
         for name in needed(body.nodes, roots):
             self._visit(body.nodes[name])
         results = [self._value(name) for name in body.results]
@@ -468,25 +546,51 @@ class _Run:
         takes_traced = any(
             isinstance(self._values.get(s), TracedValue) for s in sources
         )
-        if not takes_traced and not self._inliner.is_symbolic(node):
-            self._pending[node.name] = node
+        controls = [node_of(s) for s in node.input if s.startswith("^")]
+        is_copied = not takes_traced and not self._inliner.is_symbolic(node)
+        if self._follows_effects(node, is_copied=is_copied):
+            self._effects.add(node.name)
+        if is_copied:
+            waits_for_some = any(
+                name in self._pending or self._anchors.get(name) for name in controls
+            )
+            if node.op != "NoOp" or waits_for_some:
+                self._pending[node.name] = node
             return
         rule = self._inliner.rule_for(node.op)
         inputs = [self._value(source) for source in sources]
-        controls = [node_of(s) for s in node.input if s.startswith("^")]
+        is_value = node.op in self._inliner.value_ops
+        if is_value:  # it passes on the waits for effects before it
+            names = [*controls, *map(node_of, sources)]
+            controls = [name for name in names if name in self._effects]
         if any(name in self._pending for name in controls):
             self._flush()
         site = Site(node, inputs, self._inliner)
-        waits = [*self._waits(controls), *self._entry]
-        with tf.control_dependencies(_as_one(waits)):
+        waits = self._waits(controls)
+        with tf.control_dependencies(_as_one([*waits, *self._entry])):
             outputs = list(rule(site))
         for index, output in enumerate(outputs):
             self._values[f"{node.name}:{index}"] = output
         tensors = [output for output in outputs if not isinstance(output, TracedValue)]
-        self._anchors[node.name] = [*tensors[:1], *site.done]
+        self._anchors[node.name] = waits if is_value else [*tensors[:1], *site.done]
+        if site.has_effects or site.done:
+            self._effects.add(node.name)
+
+    def _follows_effects(self, node: NodeDef, *, is_copied: bool) -> bool:
+        """Return whether a node waits for effects, or its op has effects.
+
+        For calls, branches and loops, the rule reports whether their functions have
+        some.
+        """
+        if any(node_of(source) in self._effects for source in node.input):
+            return True
+        if self._inliner.reports_effects(node.op) and not is_copied:
+            return False
+        return definition_of(node).is_stateful and not randomness.draws(node.op)
 
     def _waits(self, names: Sequence[str]) -> Anchors:
-        return [anchor for name in names for anchor in self._anchors.get(name, [])]
+        anchors = [each for name in names for each in self._anchors.get(name, [])]
+        return list({id(anchor): anchor for anchor in anchors}.values())
 
     def _join(self, name: str) -> tf.Tensor:
         return _gate(self._anchors[name])
@@ -497,7 +601,7 @@ class _Run:
         return self._values[name]
 
     def _flush(self) -> None:
-        """Copy the nodes that wait to be copied into the current graph."""
+        """Copy the pending nodes into the current graph."""
         if not self._pending:
             return
         nodes, self._pending = self._pending, {}
@@ -506,10 +610,9 @@ class _Run:
         mapped = self._outside()
         for node in nodes.values():
             graph_def.node.append(self._detached(node, nodes, mapped))
-        # Without what is around: TensorFlow would compare each op with each other to
-        # find which of them wait for it anyway, and finds none; `_detached` adds it.
-        # Without a prefix: with one, TensorFlow may give two nodes one name where an
-        # argument of a loop, named after what was captured, has that prefix, too.
+        # `_detached` adds the current control dependencies. TensorFlow would compare
+        # all pairs of ops for them. The nodes get no name prefix: an argument of a loop
+        # is named after a captured tensor, so two nodes could then have one name.
         with tf.control_dependencies(None):
             operations: Any = tf.graph_util.import_graph_def(
                 graph_def, input_map=mapped, return_elements=list(nodes), name=""
@@ -520,17 +623,17 @@ class _Run:
                 self._values[f"{name}:{index}"] = output
 
     def _outside(self) -> dict[str, tf.Tensor]:
-        """Return what all nodes wait for, as control inputs: nothing, or one."""
-        gate = _gate(())  # waits for the control dependencies that are around
+        """Return a gate for the current control dependencies, if there are any."""
+        gate = _gate(())  # it waits for the current control dependencies
         return {_AROUND: gate} if gate.op.control_inputs else {}
 
     def _detached(
         self, node: NodeDef, nodes: Mapping[str, NodeDef], mapped: dict[str, tf.Tensor]
     ) -> Any:
-        """Return a node whose inputs from elsewhere are in `mapped`."""
+        """Return a copy of a node. Inputs from other nodes are added to `mapped`."""
         copied = type(node)()
         copied.CopyFrom(node)
-        copied.attr.pop("_class", None)  # colocated with what may be elsewhere
+        copied.attr.pop("_class", None)  # colocation, which refers to old names
         del copied.input[:]
         for source in node.input:
             name = node_of(source)
@@ -552,6 +655,5 @@ class _Run:
 
 
 def _captured(tensor: Any) -> tf.Tensor:
-    """Return a tensor as one of the current graph."""
     graph: Any = tf.compat.v1.get_default_graph()
     return tensor if tensor.graph is graph else graph.capture(tensor)

@@ -1,9 +1,8 @@
-"""Passes over a stream: all of it, in a loop; or up to the next element.
+"""Passes over streams: loops over all elements, and iterators.
 
-A stream is a sequence whose elements depend on the elements before. An iterator or an
-optional is a pass whose state is carried along: the resource of an iterator becomes a
-traced value with that state. A rule that takes an element sets the state; loops and
-branches carry it as their variables.
+The elements of a stream depend on the elements before them, so a pass carries a state.
+The resource of an iterator becomes a traced value with this state. A rule that takes an
+element sets the state, and loops and branches carry it as loop variables.
 """
 
 import contextlib
@@ -17,6 +16,7 @@ from typing_extensions import override
 import ray_fed.tensorflow.lowering.sequences as sequences
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.lowering.inlining import (
+    Carried,
     IgnoredResource,
     Rule,
     Site,
@@ -35,14 +35,14 @@ from ray_fed.tensorflow.lowering.sequences import (
 
 
 class MappedStream(Stream):
-    """The results of a function of the elements of a stream."""
+    """The results of a function of a stream's elements."""
 
     def __init__(
         self, inner: Stream, function: Function, specs: Sequence[tf.TensorSpec]
     ) -> None:
         super().__init__(specs)
         self.always_emits = inner.always_emits
-        self.has_effects = True  # asked in order and once, as if it had
+        self.has_effects = True  # so that each element is computed once, in order
         self._inner = inner
         self._function = function
 
@@ -68,14 +68,14 @@ class MappedStream(Stream):
 
 
 class Scanned(Stream):
-    """The results of a function of a state and an element, which gives a new state.
+    """The results of a function of a state and an element. It also updates the state.
 
     Args:
-        inner: the elements.
-        function: from state and element to new state and result.
-        initial: state.
-        shapes: of the state at any time.
-        specs: of the result.
+        inner: The stream of elements.
+        function: Function from state and element to new state and result.
+        initial: The first state.
+        shapes: Static shapes of the state, which hold at any time.
+        specs: Specs of the result.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Scanned(Stream):
 
 
 class TakenWhile(Stream):
-    """The elements before the first for which a predicate is false."""
+    """The elements before the first one for which a predicate is false."""
 
     always_emits = False
 
@@ -157,7 +157,7 @@ class TakenWhile(Stream):
 
 
 _UNROLLED = 100
-"""Elements that a pass without a loop takes; each adds its ops to the graph."""
+"""Maximum number of elements to unroll. Each adds ops to the graph."""
 
 
 def reduce(
@@ -166,13 +166,13 @@ def reduce(
     function: Function,
     shapes: Sequence[tf.TensorShape],
 ) -> list[tf.Tensor]:
-    """Return the state after a function of state and element took each element.
+    """Apply a function of state and element to all elements; return the last state.
 
     Args:
-        stream: the elements.
-        initial: state.
-        function: from state and element to the new state.
-        shapes: of the state at any time.
+        stream: The stream of elements.
+        initial: The first state.
+        function: Function from state and element to the new state.
+        shapes: Static shapes of the state, which hold at any time.
     """
     state = list(initial)
     effects: list[tf.Operation] = []
@@ -192,9 +192,10 @@ def reduce(
 
 @contextlib.contextmanager
 def _after(effects: list[tf.Operation]) -> Generator[None]:
-    """Have what is built inside run after some effects; list its own instead, if any.
+    """Let ops in the `with` block wait for effects, and list the block's effects.
 
-    What a loop runs is in order; what stands in a graph one after another is not.
+    Ops inside a loop are ordered, but consecutive ops of a graph are not. If the block
+    has no effects, the list is not changed.
     """
     ops = tf.compat.v1.get_default_graph().get_operations
     num_ops = len(ops())
@@ -248,13 +249,13 @@ def _reduce(
         body,
         (position, tuple(initial)),
         (stream.invariants(position), tuple(shapes)),
-        parallel_iterations=1,  # effects of one iteration are before the next
+        parallel_iterations=1,  # effects of an iteration precede the next one
     )
     return list(results)
 
 
 def pull(stream: Stream, state: Any) -> Step:
-    """Return the next step that gives an element; `emitted` where there was one."""
+    """Return the next step with an element. `emitted` is false at the end."""
     if stream.always_emits:
         ready = stream.is_ready(state)
         flat = tf.nest.flatten(state)
@@ -292,39 +293,36 @@ def _search(stream: Stream, state: Any) -> Step:
     return Step(emitted, state, list(element))
 
 
-class Iterator(TracedValue):
-    """A pass over a stream that goes on where it stopped.
+class Iterator(Carried):
+    """A pass over a stream that can be resumed.
 
     Attributes:
-        stream: None before the iterator is made.
-        state: of the pass.
-        original: the iterator that this is in a loop or branch; else itself.
+        stream: The stream, or None before the iterator is initialized.
+        state: State of the pass.
     """
-
-    moves = True
 
     def __init__(
         self,
         stream: sequences.Stream | None = None,
         state: Any = None,
-        original: "Iterator | None" = None,
+        original: Carried | None = None,
     ) -> None:
+        super().__init__(original)
         self.stream = stream
         self.state = state
-        self.original = original or self
         self._is_carried = original is not None
 
     def start(self, stream: sequences.Stream) -> None:
-        """Begin a pass."""
+        """Start a pass."""
         if self._is_carried:
-            raise Fallback("an iterator made anew in a loop or branch")
+            raise Fallback("an iterator that is initialized again in a loop or branch")
         self.stream = stream
         self.state = stream.begin()
 
     def opened(self) -> sequences.Stream:
-        """Return the stream of an iterator that was made."""
+        """Return the stream, if the iterator is initialized."""
         if self.stream is None:
-            raise Fallback("an iterator that was never made")
+            raise Fallback("an iterator that is never initialized")
         return self.stream
 
     @override
@@ -345,18 +343,13 @@ class Iterator(TracedValue):
             state = tf.nest.pack_sequence_as(state, list(leaves))
         return Iterator(self.stream, state, self.original)
 
+    @override
     def take(self, leaves: Sequence[tf.Tensor]) -> None:
-        """Go on from where a loop or branch left a copy."""
         if self.stream is not None:
             self.state = tf.nest.pack_sequence_as(self.state, list(leaves))
 
-    @override
-    def is_like(self, other: Any) -> bool:
-        return isinstance(other, Iterator) and other.original is self.original
-
 
 def _flat_shapes(state: Any, shapes: Any) -> list[tf.TensorShape]:
-    """Return the shapes at the leaves of a state."""
     if not isinstance(state, tuple):
         return [shapes]
     pairs = zip(state, shapes, strict=True)
@@ -369,8 +362,8 @@ class Optional(TracedValue):
 
     Attributes:
         has_value: bool[].
-        element: its components; anything where there is none.
-        specs: of the components.
+        element: The components of the element. Without a value they are arbitrary.
+        specs: Specs of the components.
     """
 
     has_value: tf.Tensor

@@ -1,12 +1,15 @@
-"""Which ops of tf.data and of control flow are lowered, and to what.
+"""Rules for ops of tf.data and of control flow.
 
-A dataset becomes a sequence, and what reads one a loop. Calls, branches and loops
-around what is of tf.data are run likewise: a traced value goes in as its leaves and
-comes out as itself with other leaves; an iterator is moved on by what happened inside.
+A dataset becomes a sequence, and an op that reads one becomes a loop. Calls, branches
+and loops around ops of tf.data or variables are run symbolically. A traced value is
+passed in as its leaves, and is returned as the same kind of value with new leaves. An
+iterator or variable takes the leaves that it has at the end.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import tensorflow as tf
 
@@ -18,6 +21,7 @@ import ray_fed.tensorflow.lowering.sequences as sequences
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.graphs.graph_message import FunctionDef, NodeDef
 from ray_fed.tensorflow.lowering.inlining import (
+    Carried,
     IgnoredResource,
     Inliner,
     Rule,
@@ -25,19 +29,18 @@ from ray_fed.tensorflow.lowering.inlining import (
     Site,
     TracedValue,
 )
-from ray_fed.tensorflow.lowering.passes import Iterator
 from ray_fed.tensorflow.lowering.sequences import Function, Indexed, Traits
 
 _READS = frozenset(
     {"ReadVariableOp", "ResourceGather", "VarHandleOp", "LookupTableFindV2"}
 )
-"""Stateful to TensorFlow, but asked twice they say the same."""
+"""Ops that count as stateful but return the same value when they run again."""
 
 _UNKNOWN: Any = tf.TensorShape(cast("Any", None))
 
 
 def specs_of(node: NodeDef) -> list[tf.TensorSpec]:
-    """Return the specs of the elements of a dataset's node."""
+    """Return the specs of a dataset's elements, from its node."""
     written = "output_types" if "output_types" in node.attr else "Toutput_types"
     types = node.attr[written].list.type
     shapes = node.attr["output_shapes"].list.shape
@@ -55,18 +58,18 @@ def inlined(
     in_order: bool,
     shapes: Sequence[tf.TensorShape] | None = None,
 ) -> Function:
-    """Return the function of an attribute.
+    """Return the function of an attribute, as a function in the current graph.
 
     Args:
-        site: of a node.
-        attribute: of the node.
-        captured: what the function takes beside elements.
-        in_order: whether it runs after effects of its inputs.
-        shapes: of the function's results, where known.
+        site: The node.
+        attribute: Name of the attribute.
+        captured: Arguments of the function after those that it is called with.
+        in_order: Whether it runs after the effects of its inputs.
+        shapes: Static shapes of its results, if known.
     """
     name = site.node.attr[attribute].func.name
-    if any(isinstance(value, TracedValue) and value.moves for value in captured):
-        raise Fallback(f"{site.node.op} that takes from an iterator")
+    if any(isinstance(value, Carried) for value in captured):
+        raise Fallback(f"{site.node.op} of an iterator or variable")
 
     def run(inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         entry = inputs if in_order else ()
@@ -80,7 +83,7 @@ def inlined(
 
 
 def traits_of(inliner: Inliner, name: str) -> Traits:
-    """Return what the ops of a function mean for a sequence made by it."""
+    """Return the traits of a sequence whose elements a function makes."""
     traits = Traits()
     for node in inliner.function(name).node_def:
         if node.op in _READS:
@@ -97,7 +100,7 @@ def traits_of(inliner: Inliner, name: str) -> Traits:
 
 
 def selected(function: FunctionDef, num_components: int) -> list[int] | None:
-    """Return which arguments a function gives back; None where it does more."""
+    """Return the indices of returned arguments, or None if a function does more."""
     body = inlining.of_function(function)
     if body.last:
         return None
@@ -112,7 +115,7 @@ def selected(function: FunctionDef, num_components: int) -> list[int] | None:
 
 
 def argument_shapes(site: Site, attribute: str, count: int) -> list[tf.TensorShape]:
-    """Return the static shapes of a function's first arguments, as it was traced."""
+    """Return the static shapes of a function's first `count` arguments."""
     function = site.inliner.function(site.node.attr[attribute].func.name)
     shapes: list[tf.TensorShape] = []
     for index in range(count):
@@ -139,7 +142,7 @@ def _indexed(site: Site, position: int = 0) -> Indexed:
 def _map(site: Site) -> list[Any]:
     stream = _stream(site)
     captured = site.inputs[1:]
-    if site.node.op != "MapDataset":  # the last is the number of parallel calls
+    if site.node.op != "MapDataset":  # the last input is the number of parallel calls
         captured = captured[:-1]
     name = site.node.attr["f"].func.name
     positions = selected(site.inliner.function(name), len(stream.specs))
@@ -237,16 +240,42 @@ def _reduce(site: Site) -> list[Any]:
     count = len(site.node.attr["Tstate"].list.type)
     initial, captured = site.inputs[1 : 1 + count], site.inputs[1 + count :]
     shapes = [spec.shape for spec in specs_of(site.node)]
-    in_order = stream.has_effects
-    function = inlined(site, "f", captured, in_order=in_order, shapes=shapes)
-    return passes.reduce(stream, initial, function, shapes)
+    unseen = site.inliner.unseen()
+    carried = _carried([*captured, *unseen])
+    if not carried:
+        in_order = stream.has_effects
+        function = inlined(site, "f", captured, in_order=in_order, shapes=shapes)
+        return passes.reduce(stream, initial, function, shapes)
+    name, num_elements = site.node.attr["f"].func.name, len(stream.specs)
+
+    # The leaves of carried values are loop variables between state and element.
+    def run(inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        leaves = inputs[count:-num_elements]
+        copies = dict(zip(map(id, carried), _rebuilt(carried, leaves), strict=True))
+        inside = [copies.get(id(value), value) for value in captured]
+        elements = [*inputs[:count], *inputs[-num_elements:]]
+        entry = elements if stream.has_effects else ()
+        with site.inliner.carrying([copies[id(value)] for value in unseen]):
+            results = site.inliner.call(name, [*elements, *inside], entry)
+        if any(isinstance(result, TracedValue) for result in results):
+            raise Fallback(f"{site.node.op} of datasets")
+        return [*results, *_leaves_after(carried, list(copies.values()))]
+
+    results = passes.reduce(
+        stream,
+        [*initial, *_leaves(carried)],
+        run,
+        [*shapes, *(shape for value in carried for shape in value.shapes())],
+    )
+    _take_all(carried, results[count:])
+    return results[:count]
 
 
 def _same(site: Site) -> list[Any]:
     return [_stream(site)]
 
 
-def _deserialise(site: Site) -> list[Any]:
+def _deserialize(site: Site) -> list[Any]:
     [value] = site.inputs
     if not isinstance(value, SerializedDataset):
         raise Fallback("a dataset from elsewhere")
@@ -289,12 +318,12 @@ PIPELINES: Mapping[str, Rule] = {
     "ScanDataset": _scan,
     "TakeWhileDataset": _take_while,
     "ReduceDataset": _reduce,
-    "DatasetFromGraph": _deserialise,
+    "DatasetFromGraph": _deserialize,
 }  # fmt: skip
 
 
 def _leaves(values: Sequence[Any]) -> list[tf.Tensor]:
-    """Return the tensors of values, those of one traced value once."""
+    """Return the tensors of values. A traced value that occurs twice counts once."""
     seen: set[int] = set()
     leaves: list[tf.Tensor] = []
     for value in values:
@@ -307,7 +336,7 @@ def _leaves(values: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _rebuilt(values: Sequence[Any], leaves: Sequence[tf.Tensor]) -> list[Any]:
-    """Return the values with other tensors, as `_leaves` gives them."""
+    """Return the values with other tensors, in the order of `_leaves`."""
     left = list(leaves)
     made: dict[int, TracedValue] = {}
     rebuilt: list[Any] = []
@@ -323,68 +352,132 @@ def _rebuilt(values: Sequence[Any], leaves: Sequence[tf.Tensor]) -> list[Any]:
     return rebuilt
 
 
-def _iterators(values: Sequence[Any]) -> list[Iterator]:
-    by_id = {id(value): value for value in values if isinstance(value, Iterator)}
+def _carried(values: Sequence[Any]) -> list[Carried]:
+    by_id = {id(value): value for value in values if isinstance(value, Carried)}
     return list(by_id.values())
 
 
-def _move_on(iterators: Sequence[Iterator], leaves: Sequence[tf.Tensor]) -> None:
+def _take_all(carried: Sequence[Carried], leaves: Sequence[tf.Tensor]) -> None:
+    """Let values take the leaves that `_leaves_after` returned."""
     left = list(leaves)
-    for iterator in iterators:
-        count = len(iterator.leaves())
-        iterator.take(left[:count])
+    for value in carried:
+        count = len(value.leaves())
+        value.take(left[:count])
         del left[:count]
+
+
+def _leaves_after(
+    outside: Sequence[Carried], inside: Sequence[Carried]
+) -> list[tf.Tensor]:
+    """Return the last leaves of the copies of values in a loop or branch."""
+    for value, copy in zip(outside, inside, strict=True):
+        if len(value.leaves()) != len(copy.leaves()):
+            raise Fallback("a variable that is initialized in a loop or branch")
+    return _leaves(inside)
 
 
 def _call(site: Site) -> list[Any]:
     return site.call("f", site.inputs)
 
 
+_OF_CHECKS = frozenset({"Assert", "Const", "Identity", "NoOp"})
+
+_Branch: TypeAlias = Callable[[], "list[tf.Tensor]"]
+
+
 def _if(site: Site) -> list[Any]:
-    condition, *inputs = site.inputs
+    condition, attributes = site.inputs[0], site.node.attr
     if isinstance(condition, TracedValue) or condition.dtype != tf.bool:
-        raise Fallback("a branch on what is no bool")
+        raise Fallback("a branch on a value that is not a bool")
+    names = [attributes[key].func.name for key in ("then_branch", "else_branch")]
+
+    # TensorFlow writes a check as a branch, which `tf.vectorized_map` does not support.
+    bodies = [site.inliner.function(name).node_def for name in names]
+    is_check = all(node.op in _OF_CHECKS for body in bodies for node in body)
+
+    def choose(branches: Sequence[_Branch]) -> Any:
+        if not is_check or not site.inliner.unseen():
+            return tf.cond(condition, *branches)
+        pairs = zip(*(branch() for branch in branches), strict=True)
+        return [tf.where(condition, first, second) for first, second in pairs]
+
+    return _branch(site, names, choose)
+
+
+def _case(site: Site) -> list[Any]:
+    index = site.inputs[0]
+    if isinstance(index, TracedValue):
+        raise Fallback("a branch on a value that is not a number")
+    names = [function.name for function in site.node.attr["branches"].list.func]
+
+    def choose(branches: Sequence[_Branch]) -> Any:
+        return tf.switch_case(index, list(branches))
+
+    return _branch(site, names, choose)
+
+
+def _branch(
+    site: Site,
+    names: Sequence[str],
+    choose: Callable[[Sequence[_Branch]], Any],
+) -> list[Any]:
+    """Run one of several functions on all inputs except the first.
+
+    Args:
+        site: The node.
+        names: Names of the functions.
+        choose: Function that adds the op that runs one of these branches.
+    """
+    unseen = site.inliner.unseen()
+    inputs = [*site.inputs[1:], *unseen]
+    seen = len(inputs) - len(unseen)
+    carried = _carried(inputs)
     results: list[list[Any]] = []
+    effects: inlining.Anchors = []
 
-    def branch(attribute: str) -> list[tf.Tensor]:
+    # Each branch changes copies of the carried values and returns their leaves first.
+    def run(name: str) -> list[tf.Tensor]:
         inner = _rebuilt(inputs, _leaves(inputs))
-        name = site.node.attr[attribute].func.name
-        outputs = site.inliner.call(name, inner)
+        done: inlining.Anchors = []
+        with site.inliner.carrying(inner[seen:]):
+            outputs = site.inliner.call(name, inner[:seen], done=done)
         results.append(outputs)
-        return [
-            *map(tf.identity, _leaves(_iterators(inner))),
-            *map(tf.identity, _leaves(_without_iterators(outputs))),
-        ]
+        effects.extend(done)
+        with tf.control_dependencies(done):
+            return [
+                *map(tf.identity, _leaves_after(carried, _carried(inner))),
+                *map(tf.identity, _leaves(_without_carried(outputs))),
+                tf.zeros([], tf.bool),  # in TensorFlow, each branch has a result
+            ]
 
-    chosen = sequences.choose(
-        condition, lambda: branch("then_branch"), lambda: branch("else_branch")
-    )
-    first, second = results
-    _check_alike(first, second, "a branch")
-    iterators = _iterators(inputs)
-    count = len(_leaves(iterators))
-    _move_on(iterators, chosen[:count])
-    return _outside(first, inputs, chosen[count:])
+    no_convert = tf.autograph.experimental.do_not_convert
+    branches = [no_convert(functools.partial(run, name)) for name in names]
+    *chosen, ran = choose(branches)
+    site.done.extend([ran] if effects else [])
+    for other in results[1:]:
+        _check_alike(results[0], other, "a branch")
+    count = len(_leaves(carried))
+    _take_all(carried, chosen[:count])
+    return _outside(results[0], inputs, chosen[count:])
 
 
-def _without_iterators(values: Sequence[Any]) -> list[Any]:
-    return [value for value in values if not isinstance(value, Iterator)]
+def _without_carried(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values if not isinstance(value, Carried)]
 
 
 def _outside(
     outputs: Sequence[Any], inputs: Sequence[Any], leaves: Sequence[tf.Tensor]
 ) -> list[Any]:
-    """Return what an inner body gave as values here; iterators are those given in."""
-    rebuilt = iter(_rebuilt(_without_iterators(outputs), leaves))
-    iterators = _iterators(inputs)
+    """Return results of an inner body, with carried values replaced by the outer."""
+    rebuilt = iter(_rebuilt(_without_carried(outputs), leaves))
     results: list[Any] = []
     for output in outputs:
-        if not isinstance(output, Iterator):
+        if not isinstance(output, Carried):
             results.append(next(rebuilt))
             continue
-        matching = [iterator for iterator in iterators if iterator.is_like(output)]
+        matching = [value for value in _carried(inputs) if value.is_like(output)]
         if not matching:
-            raise Fallback("an iterator that leaves a loop or branch")
+            raise Fallback("an iterator or variable that leaves a loop or branch")
         results.append(matching[0])
     return results
 
@@ -399,27 +492,38 @@ def _check_alike(first: Sequence[Any], second: Sequence[Any], where: str) -> Non
 
 
 def _while(site: Site) -> list[Any]:
-    inputs = site.inputs
+    inputs = [*site.inputs, *site.inliner.unseen()]
+    seen = len(site.inputs)
 
     @tf.autograph.experimental.do_not_convert
     def goes_on(*leaves: tf.Tensor) -> tf.Tensor:
         inner = _rebuilt(inputs, leaves)
-        before = _leaves(_iterators(inner))
+        before = _leaves(_carried(inner))
         name = site.node.attr["cond"].func.name
-        [condition] = site.inliner.call(name, inner)
-        after = _leaves(_iterators(inner))
-        # A condition gives a bool alone: it cannot carry on an iterator that it moved.
-        if any(x is not y for x, y in zip(before, after, strict=True)):
-            raise Fallback("a loop whose condition takes from an iterator")
+        with site.inliner.carrying(inner[seen:]):
+            [condition] = site.inliner.call(name, inner[:seen])
+        after = _leaves(_carried(inner))
+        # A condition returns only a bool, so changes in it would be lost.
+        if len(before) != len(after) or any(map(operator.is_not, before, after)):
+            raise Fallback("a loop whose condition changes an iterator or variable")
         return condition
 
     @tf.autograph.experimental.do_not_convert
     def body(*leaves: tf.Tensor) -> list[tf.Tensor]:
         inner = _rebuilt(inputs, leaves)
         name = site.node.attr["body"].func.name
-        outputs = site.inliner.call(name, inner)
+        done: inlining.Anchors = []
+        with site.inliner.carrying(inner[seen:]):
+            outputs = site.inliner.call(name, inner[:seen], done=done)
+        outputs.extend(inner[seen:])
         _check_alike(inputs, outputs, "a loop")
-        return _leaves(outputs)
+        _leaves_after(_carried(inputs), _carried(inner))
+        after = _leaves(outputs)
+        if done:
+            site.has_effects = True
+            with tf.control_dependencies(done):
+                after = list(map(tf.identity, after))
+        return after
 
     parallel = site.node.attr["parallel_iterations"].i
     results: Any = tf.while_loop(
@@ -429,17 +533,17 @@ def _while(site: Site) -> list[Any]:
         _shapes(site, inputs),
         parallel_iterations=parallel or 10,
     )
-    # An iterator is one object for all that read it, so it is moved, not replaced.
-    for value, rebuilt in zip(inputs, _rebuilt(inputs, results), strict=True):
-        if isinstance(value, Iterator):
-            value.take(rebuilt.leaves())
     rebuilt = _rebuilt(inputs, results)
-    pairs = zip(inputs, rebuilt, strict=True)
-    return [old if isinstance(old, Iterator) else new for old, new in pairs]
+    pairs = list(zip(inputs, rebuilt, strict=True))
+    # All readers of a carried value refer to one object, so it is not replaced.
+    for value, copy in pairs:
+        if isinstance(value, Carried):
+            value.take(copy.leaves())
+    return [old if isinstance(old, Carried) else new for old, new in pairs[:seen]]
 
 
 def _shapes(site: Site, inputs: Sequence[Any]) -> list[tf.TensorShape]:
-    """Return the shapes of leaves at any time."""
+    """Return the static shapes of all leaves, which hold at any time."""
     declared = site.node.attr["output_shapes"].list.shape
     seen: set[int] = set()
     shapes: list[tf.TensorShape] = []
@@ -462,6 +566,8 @@ CONTROL_FLOW: Mapping[str, Rule] = {
     "StatefulPartitionedCall": _call,
     "If": _if,
     "StatelessIf": _if,
+    "Case": _case,
+    "StatelessCase": _case,
     "While": _while,
     "StatelessWhile": _while,
     "Identity": _pass_on,

@@ -1,23 +1,17 @@
-"""Sequences over tensors: what each of them is, and how a pass goes over it.
+"""Sequences of elements over tensors, and passes over them.
 
-A sequence is passed from the front to the end. A pass is a state, a nest of tensors.
-`advance` takes one that is ready to the next, and usually gives an element; a
-`take_while` that has seen enough gives none.
+A pass goes from the first element to the last. It has a state, which is a nest of
+tensors. If the state is ready, `advance` returns the next state and usually an element.
 
     state = begin();  while is_ready(state):  emitted?, state, element = advance(state)
 
-Most have elements that are functions of an index, and of what a pass has drawn: `draw`
-gives tensors, which every other method takes (the order of a shuffle, for one). Without
-shuffles there are none.
+Most sequences compute an element from its index and from the random numbers of the
+pass, such as the order of a shuffle. `draw` returns these as tensors, and all other
+methods take them. Without shuffles there are none.
 
     batch(k) of map(f) of a parameter:   element(i) = stack(f(rows[j]) for j in i*k...)
 
-A shuffle has the distribution of tf.data's buffer. A buffer of `b` elements gives a
-random one and takes the next in its place; at the end what is left comes out in a
-random order. So step `j` gives what went last into the slot that it chose, which was
-the slot's first element or came in after the step that chose the slot before: a sort by
-slots finds it, with no loop over elements. The draws are random ops of the graph, so
-they are keyed when the graph is loaded.
+The random ops belong to the graph, so they are keyed when the graph is loaded.
 """
 
 import abc
@@ -32,17 +26,17 @@ from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.lowering.inlining import TracedValue
 
 Function: TypeAlias = Callable[["list[tf.Tensor]"], "list[tf.Tensor]"]
-"""From tensors to tensors, in the current graph."""
+"""Function from tensors to tensors, in the current graph."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """What `advance` gives.
+    """The result of `advance`.
 
     Attributes:
-        emitted: bool[], whether `element` is one; None: it always is.
-        state: of the pass after it.
-        element: its components.
+        emitted: bool[], whether there is an element, or None if there is always one.
+        state: The next state of the pass.
+        element: The components of the element.
     """
 
     emitted: tf.Tensor | None
@@ -51,14 +45,14 @@ class Step:
 
 
 class Stream(TracedValue, abc.ABC):
-    """A sequence, as far as a pass over it needs.
+    """A sequence whose elements are read one after another.
 
     Args:
-        specs: of an element's components.
+        specs: Specs of an element's components.
 
     Attributes:
-        always_emits: whether each `advance` gives an element.
-        has_effects: whether asking for an element does something else beside.
+        always_emits: Whether each `advance` returns an element.
+        has_effects: Whether reading an element has effects.
     """
 
     always_emits: bool
@@ -69,25 +63,22 @@ class Stream(TracedValue, abc.ABC):
 
     @abc.abstractmethod
     def begin(self) -> Any:
-        """Return the state of a pass at the front."""
+        """Return the state of a pass before the first element."""
 
     @abc.abstractmethod
     def is_ready(self, state: Any) -> tf.Tensor:
-        """Return whether there is more, bool[]."""
+        """Return whether `advance` may be called, bool[]."""
 
     @abc.abstractmethod
     def advance(self, state: Any) -> Step:
-        """Take the next step of a pass that is ready."""
+        """Return the next step of a pass. The state must be ready."""
 
     def split_by_shape(self) -> "Sequence[Stream]":
-        """Return streams that give the same elements, one after another.
-
-        In each of them all elements are of one shape, as far as can be known.
-        """
+        """Divide this into consecutive streams, each with one shape if it is known."""
         return [self]
 
     def invariants(self, state: Any) -> Any:
-        """Return the static shapes of a state at any time."""
+        """Return the static shapes of a state, which hold at any time."""
         return tf.nest.map_structure(_shape_of, state)
 
 
@@ -100,7 +91,7 @@ def where_emitted(
     then: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Return what `then` gives where a step gave an element, else `otherwise`."""
+    """Return the result of `then` if a step has an element, or of `otherwise`."""
     if step.emitted is None:
         return then()
     return choose(step.emitted, then, otherwise)
@@ -111,9 +102,9 @@ def choose(
     then: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Return the tensors of one of two branches; both give as many."""
+    """Return the tensors of one of two branches, which return equally many."""
     no_convert = tf.autograph.experimental.do_not_convert
-    # One more, as TensorFlow has no branches without results.
+    # In TensorFlow, each branch has a result, so one is added.
     marked: Any = tf.cond(
         condition,
         no_convert(lambda: [*then(), tf.zeros([], tf.bool)]),
@@ -123,9 +114,9 @@ def choose(
 
 
 def blank(specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-    """Return an element in the place of none."""
+    """Return zeros in place of an element."""
     if any(spec.dtype == tf.variant for spec in specs):
-        raise Fallback("an element of variants that there may not be")
+        raise Fallback("an element of variants that may be missing")
     return [tf.zeros(_blank_shape(spec.shape), spec.dtype) for spec in specs]
 
 
@@ -137,30 +128,30 @@ def _blank_shape(shape: tf.TensorShape) -> list[int]:
 def shaped(
     element: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    """Return the components of an element, with the static shapes of their specs."""
+    """Set the static shapes of an element's components."""
     for tensor, spec in zip(element, specs, strict=True):
         tensor.set_shape(spec.shape)
     return list(element)
 
 
 Drawn: TypeAlias = Any
-"""A nest of tensors."""
+"""The random numbers of a pass, as a nest of tensors."""
 Element: TypeAlias = "list[tf.Tensor]"
-"""The components of one element, or of several, stacked."""
+"""The components of one element, or of several stacked elements."""
 
 ENDLESS = tf.int64.max
 
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What may be done with a sequence.
+    """The properties of a sequence that decide which rules apply.
 
     Attributes:
-        shuffled: a new pass has another order.
-        repeatable: an element asked for twice is the same.
-        effects: asking for an element does something else beside.
-        bounded: it is known when traced that it ends.
-        steady: all passes are of one length.
+        shuffled: Each pass has another order.
+        repeatable: An element that is read twice is the same.
+        effects: Reading an element has effects.
+        bounded: The sequence is known to end when it is traced.
+        steady: All passes have the same length.
     """
 
     shuffled: bool = False
@@ -170,7 +161,7 @@ class Traits:
     steady: bool = True
 
     def __and__(self, other: "Traits") -> "Traits":
-        """Return the traits of what is made of two."""
+        """Return the traits of a sequence that is made of two others."""
         return Traits(
             shuffled=self.shuffled or other.shuffled,
             repeatable=self.repeatable and other.repeatable,
@@ -181,14 +172,14 @@ class Traits:
 
 
 class Indexed(Stream, abc.ABC):
-    """A sequence of elements by index.
+    """A sequence that computes elements from their indices.
 
     Args:
-        specs: of an element's components.
-        traits: of the sequence.
+        specs: Specs of an element's components.
+        traits: Traits of the sequence.
 
     Attributes:
-        unrolled: whether a pass is to be without a loop, where `num_elements` is known.
+        unrolled: Whether to unroll a pass if `num_elements` is known.
     """
 
     always_emits = True
@@ -200,20 +191,20 @@ class Indexed(Stream, abc.ABC):
         self.has_effects = traits.effects or not traits.repeatable
 
     def draw(self, limit: tf.Tensor | None) -> Drawn:
-        """Return what one pass needs; of which `limit` elements are asked for."""
+        """Return the random numbers of a pass over `limit` elements, or over all."""
         del limit
         return ()
 
     @abc.abstractmethod
     def length(self, drawn: Drawn) -> tf.Tensor:
-        """Return the number of elements, i64[]; `ENDLESS` where there is no end."""
+        """Return the number of elements, i64[], or `ENDLESS`."""
 
     @abc.abstractmethod
     def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
         """Return the element at an index, i64[]."""
 
     def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
-        """Return the elements at indices, i64[n] with n > 0, stacked."""
+        """Return the stacked elements at indices, i64[n] with n > 0."""
         if any(spec.dtype == tf.variant for spec in self.specs):
             raise Fallback("a batch of variants")
 
@@ -230,15 +221,15 @@ class Indexed(Stream, abc.ABC):
         return list(stacked)
 
     def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
-        """Return the elements from start to stop, stacked; at least one."""
+        """Return the stacked elements from start to stop. There is at least one."""
         return self.gather(drawn, tf.range(start, stop))
 
     def num_elements(self) -> int | None:
-        """Return the number of elements where it is known when traced."""
+        """Return the number of elements if it is known when traced, or None."""
         return None
 
     def block(self, drawn: Drawn, start: tf.Tensor, size: int) -> Element:
-        """Return elements from a start, stacked; their number is known when traced."""
+        """Return `size` stacked elements from `start` on."""
         return self.gather(drawn, start + tf.range(size, dtype=tf.int64))
 
     @override
@@ -259,14 +250,14 @@ class Indexed(Stream, abc.ABC):
 
 
 class InMemorySequence(Indexed):
-    """The elements of a parameter, or of tensors, laid as `ColumnarSequence` are.
+    """The elements of a parameter or of tensors, in columns of a `ColumnarSequence`.
 
     Args:
-        specs: of an element's components.
-        columns: rows and splits, i64[n + 1, 1], of each; without splits, row `i` is of
-            element `i`.
-        length: i64[].
-        num_elements: the same, where it is known when traced.
+        specs: Specs of an element's components.
+        columns: For each column, rows and splits, i64[n + 1, 1]. Without splits, row
+            `i` is element `i`.
+        length: Number of elements, i64[].
+        num_elements: The same if it is known when traced, or None.
     """
 
     def __init__(
@@ -301,7 +292,7 @@ class InMemorySequence(Indexed):
 
     @staticmethod
     def _between(rows: tf.Tensor, splits: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        # Takes half of the ops that slicing with two scalars takes.
+        # This takes half as many ops as slicing with two scalars.
         start, stop = tf.gather(splits, index), tf.gather(splits, index + 1)
         return tf.strided_slice(rows, start, stop, [1])
 
@@ -332,14 +323,7 @@ class InMemorySequence(Indexed):
 
 
 class RangeSequence(Indexed):
-    """The numbers of a range.
-
-    Args:
-        spec: of a number.
-        start: i64[].
-        stop: i64[], not reached.
-        step: i64[].
-    """
+    """The numbers of a range. Bounds and step are i64[]."""
 
     def __init__(
         self, spec: tf.TensorSpec, start: tf.Tensor, stop: tf.Tensor, step: tf.Tensor
@@ -365,12 +349,12 @@ class RangeSequence(Indexed):
 
 
 class Derived(Indexed, abc.ABC):
-    """A sequence made of another; unless it says so, drawn as that is, and as long.
+    """A sequence made of an inner one, by default with its draws and its length.
 
     Args:
-        inner: the other.
-        specs: of an element's components.
-        traits: of this sequence.
+        inner: The inner sequence.
+        specs: Specs of an element's components.
+        traits: Traits of this sequence.
     """
 
     def __init__(
@@ -380,7 +364,7 @@ class Derived(Indexed, abc.ABC):
         self._inner = inner
 
     def _drawn_inside(self, drawn: Drawn) -> Drawn:
-        """Return what `inner` drew, of what this drew."""
+        """Return the part of the draws that belongs to `inner`."""
         return drawn
 
     @override
@@ -393,14 +377,17 @@ class Derived(Indexed, abc.ABC):
 
 
 class Reindexed(Derived, abc.ABC):
-    """Elements of another sequence."""
+    """A sequence that reorders, repeats or drops the elements of an inner sequence.
+
+    Subclasses map an index here to an index there.
+    """
 
     def __init__(self, inner: Indexed, traits: Traits) -> None:
         super().__init__(inner, inner.specs, traits)
 
     @abc.abstractmethod
     def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
-        """Return the index in `inner` of an index here, or of each of several."""
+        """Return the inner index of an index, or the inner indices of several."""
 
     @override
     def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
@@ -414,7 +401,7 @@ class Reindexed(Derived, abc.ABC):
 
 
 class Chosen(Reindexed):
-    """Elements by indices that a pass draws: it draws (what `inner` does, indices)."""
+    """Elements at indices that a pass draws. A draw is (inner's draw, indices)."""
 
     @override
     def _drawn_inside(self, drawn: Drawn) -> Drawn:
@@ -426,7 +413,7 @@ class Chosen(Reindexed):
 
 
 class Taken(Reindexed):
-    """The first `count` elements; all where it is negative."""
+    """The first `count` elements, or all if `count` is negative."""
 
     def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
         ends = (static(count) or 0) > 0 or static(count) == 0
@@ -458,7 +445,7 @@ class Taken(Reindexed):
 
 
 class Skipped(Reindexed):
-    """All but the first `count` elements; none where it is negative."""
+    """All elements after the first `count`, or none if `count` is negative."""
 
     def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
         check_pure(inner, "skipped")
@@ -469,7 +456,7 @@ class Skipped(Reindexed):
     def draw(self, limit: tf.Tensor | None) -> Drawn:
         if limit is None:
             return self._inner.draw(None)
-        # Without a sum that could overflow: a skip of all asks for nothing.
+        # The sum cannot overflow, even if all elements are skipped.
         return self._inner.draw(limit + tf.minimum(self._count, ENDLESS - limit))
 
     @override
@@ -488,7 +475,7 @@ class Skipped(Reindexed):
 
 
 class Sharded(Reindexed):
-    """Every `num_shards`-th element, from the one at `shard` on."""
+    """Every `num_shards`-th element, starting at index `shard`."""
 
     def __init__(self, inner: Indexed, num_shards: tf.Tensor, shard: tf.Tensor) -> None:
         check_pure(inner, "sharded")
@@ -511,7 +498,7 @@ class Sharded(Reindexed):
 
 
 class Repeated(Reindexed):
-    """A sequence `count` times over, in the same order; for ever where negative."""
+    """A sequence repeated `count` times in the same order, or forever if negative."""
 
     def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
         super().__init__(inner, repeated_traits(inner, count))
@@ -534,8 +521,8 @@ class Filtered(Chosen):
     """The elements for which a predicate is true.
 
     Args:
-        inner: the elements; the predicate sees them all when a pass begins.
-        predicate: of an element's components; without effects.
+        inner: The elements. All are tested when a pass begins.
+        predicate: Function of an element's components, without effects.
     """
 
     def __init__(self, inner: Indexed, predicate: Callable[[Element], Element]) -> None:
@@ -567,32 +554,32 @@ class Filtered(Chosen):
 
 
 def static(tensor: tf.Tensor) -> int | None:
-    """Return the number that a tensor always is, where that is known."""
+    """Return the value of a tensor if it is known when traced, or None."""
     value: Any = tf.get_static_value(tensor)
     return None if value is None else int(value)
 
 
 def check_pure(inner: Indexed, what: str) -> None:
-    """Refuse elements with effects where not each is asked for, once and in order."""
+    """Refuse elements with effects, because not all are read once and in order."""
     if inner.traits.effects:
         raise Fallback(f"elements with effects, {what}")
 
 
 def repeated_traits(inner: Indexed, count: tf.Tensor) -> Traits:
-    """Return the traits of a sequence over and over."""
+    """Return the traits of a repeated sequence."""
     known = static(count)
     bounded = inner.traits.bounded and known is not None and known >= 0
     return dataclasses.replace(inner.traits, bounded=bounded)
 
 
 def repeated_length(length: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Return the length of a sequence over and over."""
+    """Return the length of a repeated sequence."""
     is_endless = (length > 0) & ((count < 0) | tf.equal(length, ENDLESS) & (count > 0))
     return tf.where(is_endless, ENDLESS, length * tf.maximum(count, 0))
 
 
 class ByElement(Derived, abc.ABC):
-    """A sequence with an element for each of another."""
+    """A sequence with one element for each element of an inner sequence."""
 
     def __init__(
         self, inner: Indexed, specs: Sequence[tf.TensorSpec], traits: Traits
@@ -602,7 +589,7 @@ class ByElement(Derived, abc.ABC):
 
     @abc.abstractmethod
     def _made_of(self, inner: Indexed) -> Indexed:
-        """Return what is made of some of the other's elements."""
+        """Return this sequence, made of some of the inner elements."""
 
     @override
     def num_elements(self) -> int | None:
@@ -615,14 +602,7 @@ class ByElement(Derived, abc.ABC):
 
 
 class Mapped(ByElement):
-    """The results of a function of elements.
-
-    Args:
-        inner: the elements.
-        function: from components to components.
-        specs: of the results.
-        traits: of the function.
-    """
+    """The results of a function of elements. `traits` belong to the function."""
 
     def __init__(
         self,
@@ -645,12 +625,7 @@ class Mapped(ByElement):
 
 
 class Selected(ByElement):
-    """Components of elements, by position, each any number of times.
-
-    Args:
-        inner: the elements.
-        positions: of the components to take.
-    """
+    """Some components of each element, by their indices, which can repeat."""
 
     def __init__(self, inner: Indexed, positions: Sequence[int]) -> None:
         super().__init__(inner, [inner.specs[p] for p in positions], inner.traits)
@@ -681,13 +656,13 @@ class Selected(ByElement):
 
 
 class Batched(Derived):
-    """Elements stacked, `size` at a time.
+    """Batches of `size` elements.
 
     Args:
-        inner: the elements.
+        inner: The elements.
         size: i64[], > 0.
-        drop_remainder: bool[], whether the last batch is left out where it is smaller.
-        specs: of a batch.
+        drop_remainder: bool[], whether to drop the last batch if it is smaller.
+        specs: Specs of a batch.
     """
 
     def __init__(
@@ -703,7 +678,7 @@ class Batched(Derived):
         self._drop_remainder = drop_remainder
 
     def _known(self) -> tuple[int, int] | None:
-        """Return the number of whole batches and what is left, where known."""
+        """Return the number of full batches and of remaining elements, if known."""
         length, size = self._inner.num_elements(), static(self._size)
         drops = static(self._drop_remainder)
         if length is None or size is None or drops is None:
@@ -752,14 +727,7 @@ class Batched(Derived):
 
 
 class Ending(Derived):
-    """One batch, of the last elements.
-
-    Args:
-        inner: the elements.
-        start: index of the first.
-        size: how many.
-        specs: of the batch.
-    """
+    """One batch: the last `size` elements, from the index `start` on."""
 
     def __init__(
         self, inner: Indexed, start: int, size: int, specs: Sequence[tf.TensorSpec]
@@ -786,13 +754,13 @@ class Ending(Derived):
 
 
 class Zipped(Indexed):
-    """Elements of several sequences side by side, as long as all have some."""
+    """Tuples of the elements of several sequences, up to the shortest."""
 
     def __init__(self, inners: Sequence[Indexed]) -> None:
         traits = inners[0].traits
         for inner in inners[1:]:
             traits = traits & inner.traits
-        # Ends with the shortest, so one that is known to end is enough.
+        # It ends with the shortest sequence, so one bounded sequence is enough.
         bounded = any(inner.traits.bounded for inner in inners)
         traits = dataclasses.replace(traits, bounded=bounded)
         super().__init__([spec for inner in inners for spec in inner.specs], traits)
@@ -828,26 +796,34 @@ class Zipped(Indexed):
 def draw_order(length: tf.Tensor, buffer: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
     """Return the first indices of a shuffle, i64[min(length, limit)].
 
+    The distribution is that of tf.data's buffer. Each step returns a random element of
+    the buffer and puts the next element into its slot. At the end, the remaining
+    elements are returned in random order. So a step returns the element that was last
+    put into its slot: the slot's first one, or the one of the last step with this slot.
+    Sorting the steps by slot finds it without a loop over elements.
+
     Args:
-        length: number of elements, i64[].
-        buffer: number of elements to choose from, i64[]; negative: all.
-        limit: how many indices are asked for, i64[].
+        length: Number of elements, i64[].
+        buffer: Size of the buffer, i64[], or negative for all elements.
+        limit: Number of indices to return, i64[].
     """
     buffer = tf.minimum(tf.where(buffer < 0, length, buffer), length)
     asked = tf.minimum(length, limit)
     steps = tf.minimum(length - buffer, asked)
-    # An empty draw needs bounds in order, too.
+    # The upper bound must be positive, even if nothing is drawn.
     top = tf.maximum(buffer, 1)
     slots = tf.random.uniform(steps[tf.newaxis], 0, top, tf.int64)
+    # Sorted by slot, the step before a step is the previous one with the same slot.
     by_slot: Any = tf.argsort(slots, stable=True)
     sorted_slots = tf.gather(slots, by_slot)
-    arrivals = tf.cast(by_slot, tf.int64) + buffer  # what a step put into its slot
+    arrivals = tf.cast(by_slot, tf.int64) + buffer  # the element that a step put in
     is_first = tf.concat(
         [[True], tf.not_equal(sorted_slots[1:], sorted_slots[:-1])], 0
     )[:steps]
     before = tf.concat([[0], arrivals[:-1]], 0)[:steps]
     order = tf.where(is_first, sorted_slots, before)
     order = tf.gather(order, tf.math.invert_permutation(by_slot))
+    # Each slot still has its last element, or its first one if no step chose it.
     last: Any = tf.math.unsorted_segment_max(tf.range(steps) + buffer, slots, buffer)
     left = tf.random.shuffle(tf.maximum(last, tf.range(buffer)))
     return tf.concat([order, left[: asked - steps]], 0)
@@ -857,14 +833,14 @@ class Shuffled(Chosen):
     """Elements in an order that each pass draws.
 
     Args:
-        inner: the elements.
-        buffer: number of elements to choose from, i64[]; negative: all.
+        inner: The elements.
+        buffer: Size of the buffer, i64[], or negative for all elements.
     """
 
     def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:
         check_pure(inner, "shuffled")
         if static(buffer) == 0:
-            raise Fallback("a shuffle of no buffer")
+            raise Fallback("a shuffle with an empty buffer")
         super().__init__(inner, dataclasses.replace(inner.traits, shuffled=True))
         self.inner = inner
         self.buffer = buffer
@@ -883,12 +859,12 @@ class Shuffled(Chosen):
 
 
 class FixedOrder(Reindexed):
-    """Elements in an order that is drawn once, where the sequence is made."""
+    """Elements in an order that is drawn once, when the sequence is made."""
 
     def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:
         check_pure(inner, "shuffled")
         if not inner.traits.bounded or inner.traits.shuffled or static(buffer) == 0:
-            raise Fallback("a shuffle in one order of what has none")
+            raise Fallback("a shuffle in a fixed order of endless or shuffled elements")
         super().__init__(inner, inner.traits)
         length = inner.length(inner.draw(None))
         self._order = draw_order(length, buffer, length)
@@ -899,14 +875,14 @@ class FixedOrder(Reindexed):
 
 
 class _Epochs:
-    """How often a sequence is drawn for a pass over its repetitions."""
+    """The number of draws for a pass over a repeated sequence."""
 
     def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
         self._is_endless = not repeated_traits(inner, count).bounded
         self._count = count
 
     def number(self, length: tf.Tensor, limit: tf.Tensor | None) -> tf.Tensor:
-        """Return how many times to draw, i64[], >= 1."""
+        """Return the number of draws, i64[], >= 1."""
         if limit is None:
             if self._is_endless:
                 raise Fallback("an endless shuffle")
@@ -928,7 +904,6 @@ def _stacked(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _concatenate(first: Any, number: tf.Tensor, draw: Any) -> Any:
-    """Return `number` draws one after the other, `first` being the first of them."""
 
     @tf.autograph.experimental.do_not_convert
     def goes_on(index: Any, drawn: Any) -> tf.Tensor:
@@ -952,7 +927,7 @@ def _concatenate(first: Any, number: tf.Tensor, draw: Any) -> Any:
 
 
 class ShuffledEpochs(Chosen):
-    """A shuffled sequence over and over, each time in another order."""
+    """A repeated shuffle, each time in another order."""
 
     def __init__(self, inner: Shuffled, count: tf.Tensor) -> None:
         super().__init__(inner.inner, repeated_traits(inner, count))
@@ -977,7 +952,7 @@ class ShuffledEpochs(Chosen):
 
 
 class DrawnEpochs(Derived):
-    """What is made of a shuffled sequence, over and over, drawn anew each time."""
+    """A repeated sequence that contains a shuffle, with new draws each time."""
 
     def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
         if not (inner.traits.steady and inner.traits.bounded):
@@ -1016,7 +991,7 @@ def _at(drawn: Drawn, epoch: Any) -> Drawn:
 
 
 def repeat(inner: Indexed, count: tf.Tensor) -> Indexed:
-    """Return a sequence `count` times over; for ever where it is negative."""
+    """Return a sequence repeated `count` times, or forever if negative."""
     if not inner.traits.shuffled:
         return Repeated(inner, count)
     if isinstance(inner, Shuffled) and not inner.inner.traits.shuffled:

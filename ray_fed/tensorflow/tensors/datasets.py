@@ -16,7 +16,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.values.plain_values as plain_values
-from ray_fed.language import type_checks
+from ray_fed.language import trees, type_checks
 from ray_fed.language.structs import Plain, to_struct
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import columnar_sequence, read_limits, stored, tensor_structures
@@ -161,7 +161,7 @@ class HeldSequence(KnownSequence):
     def elements(self) -> list[Any]:
         """Return all elements: numpy values in structs, owned by the caller."""
         return [
-            tensor_structures.unflatten(map(_copied, tensors), self.element)
+            trees.unflatten(map(_copied, tensors), self.element)
             for tensors in self._sequence
         ]
 
@@ -232,7 +232,7 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
     def read() -> Any:
         for index, member in enumerate(iterable):
             checked = plain_values.to_plain(member, element, f"element {index}")
-            yield build(tensor_structures.flatten(checked), element)
+            yield build(trees.flatten(checked), element)
 
     return tf.data.Dataset.from_generator(read, output_signature=element_spec(element))
 
@@ -297,9 +297,7 @@ def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
 
 def _structured(member: Any, element: fl.Type) -> Any:
     checked: Plain = plain_values.to_plain(member, element)
-    return tensor_structures.unflatten(
-        iter(tensor_structures.flatten(checked)), element
-    )
+    return trees.unflatten(iter(trees.flatten(checked)), element)
 
 
 def _is_fixed(type_spec: fl.TensorType) -> bool:
@@ -312,5 +310,5 @@ def _tensors(sequence: columnar_sequence.ColumnarSequence, element: fl.Type) -> 
 
 def build(tensors: Any, element: fl.Type) -> Any:
     """Return tensors, in the order of an element's type, in canonical containers."""
-    packed = tensor_structures.unflatten(iter(tensors), element)
+    packed = trees.unflatten(iter(tensors), element)
     return to_containers(packed, element, canonical=True)

@@ -12,6 +12,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed.language import blocks
 from ray_fed.language.structs import Struct, iter_elements, to_struct
+from ray_fed.language.type_checks import is_whole
 
 _DTYPES = frozenset(
     {"bool", "bfloat16", "complex64", "complex128"}
@@ -73,14 +74,21 @@ def column_spec(type_spec: fl.TensorType) -> tuple[tf.TensorSpec, bool] | None:
 
 
 def to_type(obj: object) -> fl.Type:
-    """Convert a type specification, TensorFlow's own among them, to a federated type.
+    """Return the federated type of a type specification.
 
-    Accepts what `fl.to_type` does, and `tf.DType`, `(tf.DType, shape)`,
-    `tf.TensorSpec`, `tf.data.DatasetSpec` anywhere inside.
+    It accepts what `fl.to_type` accepts, and TensorFlow's own specifications.
+
+        to_type({"x": tf.TensorSpec([None, 4], tf.float32)})    <x=float32[?,4]>
+
+    Args:
+        obj: A dtype of NumPy or TensorFlow, a pair of a dtype and a shape, a
+            `tf.TensorSpec`, a `tf.data.DatasetSpec`, a federated type, or a structure
+            of these.
 
     Raises:
-        TypeError: `obj` specifies no type, or one that no tensors can have.
-        CompileError: it nests deeper than protobuf writes or reads.
+        TypeError: `obj` does not specify a type of dense tensors. An error for a dtype,
+            a size or a name is a `ValueMismatchError`.
+        CompileError: `obj` nests deeper than protobuf writes or reads.
     """
     try:
         type_spec = fl.to_type(_without_tensorflow(obj))
@@ -123,10 +131,7 @@ def _dtype_error(dtype: object) -> errors.ValueMismatchError:
 
 def _check_sizes(shape: Iterable[Any]) -> None:
     sizes = [size for size in shape if size is not None]
-    are_counts = all(
-        isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0
-        for size in sizes
-    )
+    are_counts = all(is_whole(size) and size >= 0 for size in sizes)
     if (
         not are_counts
         or math.prod(max(int(size), 1) for size in sizes) >= _MAX_ELEMENTS

@@ -1,6 +1,7 @@
 """What aggregators make of a few updates, against numpy; none is interpreted."""
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import federated_language as fl
 import keras
@@ -77,6 +78,18 @@ def test_clipping_scales_and_zeroing_drops_what_is_above(
     _, clipped, clip_metrics = aggregate(aggregators.clipped(2.0), thread_context)
     _, zeroed, zero_metrics = aggregate(aggregators.zeroed(5.0), thread_context)
 
+    largest = np.array([max(np.abs(m).max(), np.abs(s)) for m, s in UPDATES])
+    bound = float(np.median(largest))
+    of_largest = aggregators.zeroed(bound, norm_order=math.inf)
+    _, by_largest, _ = aggregate(of_largest, thread_context)
+    np.testing.assert_allclose(
+        by_largest[0],
+        mean_of(MATRICES * (largest <= bound)[:, None, None], WEIGHTS),
+        rtol=1e-5,
+    )
+    for order in (1, True, "inf", None):
+        with pytest.raises(errors.ConfigError, match="`norm_order` to be 2 or"):
+            aggregators.zeroed(1.0, norm_order=cast("Any", order))
     factors = np.minimum(1, 2 / NORMS)[:, None, None]
     np.testing.assert_allclose(
         clipped[0], mean_of(MATRICES * factors, WEIGHTS), rtol=1e-5
@@ -254,7 +267,7 @@ def test_integers_have_means_that_are_none_and_no_noise() -> None:
             AGGREGATORS[name].build(update_type, WEIGHT_TYPE)
 
 
-def build_normalised(layer: Any) -> Model:
+def build_normalized(layer: Any) -> Model:
     keras_model = keras.Sequential(
         [keras.Input((3,)), layer, keras.layers.Dense(1, kernel_initializer="zeros")]
     )
@@ -265,8 +278,8 @@ REFUSED = ["sum", "weighted sum", "clipped sum", "secure_mean", "dp_mean",
            "dp_ftrl_mean"]  # fmt: skip
 
 
-def test_variances_of_batch_normalisation_are_no_sums_and_have_no_noise() -> None:
-    model = build_normalised(keras.layers.BatchNormalization(momentum=0.5))
+def test_variances_of_batch_normalization_are_no_sums_and_have_no_noise() -> None:
+    model = build_normalized(keras.layers.BatchNormalization(momentum=0.5))
 
     for name in REFUSED:
         with pytest.raises(
@@ -276,8 +289,8 @@ def test_variances_of_batch_normalisation_are_no_sums_and_have_no_noise() -> Non
 
 
 @pytest.mark.slow
-def test_variances_of_batch_normalisation_are_averaged() -> None:
-    model = build_normalised(keras.layers.BatchNormalization(momentum=0.5))
+def test_variances_of_batch_normalization_are_averaged() -> None:
+    model = build_normalized(keras.layers.BatchNormalization(momentum=0.5))
     # Variances of features: from 1e-4, where that of before is 1, to 1e4.
     scales = np.array([0.01, 1, 100], np.float32)
     x = np.random.default_rng(0).normal(size=(3, 8, 3)).astype(np.float32) * scales
@@ -299,7 +312,7 @@ def test_variances_of_batch_normalisation_are_averaged() -> None:
 def test_constants_of_layers_are_neither_averaged_nor_refused() -> None:
     layer = keras.layers.Normalization()
     layer.adapt(np.random.default_rng(0).normal(size=(20, 3)))
-    model = build_normalised(layer)
+    model = build_normalized(layer)
 
     process = build_fed_avg(model, "sgd", aggregator=AGGREGATORS["dp_mean"])
 

@@ -1,6 +1,7 @@
 from typing import Any
 
 import dp_accounting
+import dp_accounting.pld
 import dp_accounting.rdp
 import federated_language as fl
 import keras
@@ -10,7 +11,7 @@ import scipy.stats
 
 import ray_fed.errors as errors
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.learning import Model, aggregators, build_fed_avg
+from ray_fed.learning import Model, accounting, aggregators, build_fed_avg
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.learning.aggregators import private
 
@@ -110,7 +111,7 @@ def test_epsilon_is_that_of_dp_accounting(
 
     epsilon = made.privacy.epsilon(rounds)
 
-    assert abs(epsilon - accountant.get_epsilon(1e-6)) < 1e-9
+    assert epsilon == accountant.get_epsilon(1e-6)
     assert made.privacy.epsilon(0) == 0.0
 
 
@@ -124,7 +125,20 @@ def test_epsilon_of_trees_counts_passes_and_the_rounds_of_the_last() -> None:
 
     epsilon = TreeGaussian(5.0, 1e-6, 8).epsilon(19)
 
-    assert abs(epsilon - accountant.get_epsilon(1e-6)) < 1e-9
+    assert epsilon == accountant.get_epsilon(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "computed"),
+    [(SampledGaussian(1.25, 1e-6, 0.5), 1), (TreeGaussian(1.25, 1e-6, 8), 8)],
+)
+def test_rounds_of_one_kind_are_computed_once(privacy: Any, computed: int) -> None:
+    accounting.compute_rdp.cache_clear()
+
+    spent = [privacy.epsilon(count) for count in range(1, 30)]
+
+    assert spent == sorted(spent)
+    assert accounting.compute_rdp.cache_info().misses == computed
 
 
 def test_training_with_noise_spends_by_the_rounds_of_its_state(
@@ -158,14 +172,15 @@ def dp_mean(clip_norm: Any = 1.0, noise: Any = 1.0, **more: Any) -> Any:
     [
         (lambda: dp_mean(np.inf), "`clip_norm` above 0 and finite"),
         (lambda: dp_mean(clip_norm=True), "`clip_norm` above 0"),
-        (lambda: dp_mean(noise=0.0), "`noise_multiplier` above 0"),
-        (lambda: dp_mean(noise=np.inf), "`noise_multiplier` above 0 and"),
+        (lambda: dp_mean(noise=-1.0), "`noise_multiplier` at least 0"),
+        (lambda: dp_mean(noise=np.inf), "`noise_multiplier` at least 0 and"),
+        (lambda: dp_mean(accountant="prv"), '`accountant` to be "rdp" or "pld"'),
         (lambda: dp_mean(clients_per_round=20), "`clients_per_round` .* from 1 to 10"),
-        (lambda: dp_mean(clients_per_round=2.5), "`clients_per_round` as a whole"),
-        (lambda: dp_mean(num_clients=np.inf), "`num_clients` as a whole"),
+        (lambda: dp_mean(clients_per_round=2.5), "`clients_per_round` to be a whole"),
+        (lambda: dp_mean(num_clients=np.inf), "`num_clients` to be a whole"),
         (lambda: dp_mean(delta="a"), "`delta` above 0"),
-        (lambda: dp_mean(seed=2**31), "`seed` as a whole"),
-        (lambda: dp_mean(seed=None), "`seed` as a whole"),
+        (lambda: dp_mean(seed=2**31), "`seed` to be a whole"),
+        (lambda: dp_mean(seed=None), "`seed` to be a whole"),
         (lambda: aggregators.dp_ftrl_mean(1.0, 1.0, 2, 10, 1.0), "`delta`"),
         (
             lambda: aggregators.clipped(aggregators.AdaptiveNorm(), dp_mean()).build(
@@ -181,8 +196,118 @@ def test_settings_without_a_guarantee_are_refused(build: Any, match: str) -> Non
         build()
 
 
+def find_noise(epsilon: Any = 8.0, **more: Any) -> float:
+    settings: Any = {
+        "num_rounds": 200,
+        "clients_per_round": 100,
+        "num_clients": 10_000,
+        "delta": 1e-5,
+    }
+    return aggregators.find_noise_multiplier(epsilon, **settings | more)
+
+
+def calibrate(
+    make_accountant: Any,
+    epsilon: float,
+    num_rounds: int,
+    probability: float,
+    bracket: Any = None,
+) -> float:
+    """Return the noise that dp-accounting finds."""
+
+    def make_event(noise_multiplier: float) -> Any:
+        gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+        sampled = dp_accounting.PoissonSampledDpEvent(probability, gaussian)
+        return dp_accounting.SelfComposedDpEvent(sampled, num_rounds)
+
+    return dp_accounting.calibrate_dp_mechanism(
+        make_accountant, make_event, epsilon, 1e-5, bracket
+    )
+
+
+@pytest.mark.parametrize("epsilon", [8.0, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_noise_for_an_epsilon_is_that_of_dp_accounting(epsilon: float) -> None:
+    found = find_noise(epsilon)
+
+    assert found == calibrate(dp_accounting.rdp.RdpAccountant, epsilon, 200, 0.01)
+    made: Any = aggregators.dp_mean(1.0, found, 100, 10_000, 1e-5)
+    assert epsilon - 1e-3 < made.privacy.epsilon(200) <= epsilon
+
+
+@pytest.mark.slow
+def test_privacy_loss_distributions_need_less_noise() -> None:
+    settings = {"num_rounds": 5, "clients_per_round": 500}
+
+    found = find_noise(0.5, accountant="pld", **settings)
+
+    by_rdp = find_noise(0.5, **settings)
+    assert found < by_rdp
+    bracket = dp_accounting.ExplicitBracketInterval(found - 0.01, by_rdp)
+    accountant: Any = dp_accounting.pld.PLDAccountant
+    exact = calibrate(accountant, 0.5, 5, 0.05, bracket)
+    assert found == pytest.approx(exact, abs=2e-6)
+    assert SampledGaussian(found, 1e-5, 0.05).epsilon(5) > 0.5
+
+
+def test_epsilon_by_privacy_loss_distributions_is_that_of_dp_accounting() -> None:
+    made: Any = aggregators.dp_mean(1.0, 2.0, 50, 1_000, 1e-5, accountant="pld")
+    accountant = dp_accounting.pld.PLDAccountant()
+    gaussian = dp_accounting.GaussianDpEvent(2.0)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.05, gaussian), 100)
+
+    epsilon = made.privacy.epsilon(100)
+
+    assert epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+    assert (
+        made.privacy.epsilon(50) < epsilon < SampledGaussian(2, 1e-5, 0.05).epsilon(100)
+    )
+    assert made.privacy.epsilon(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"epsilon": 0.0}, "`epsilon` above 0"),
+        ({"epsilon": np.inf}, "`epsilon` above 0 and finite"),
+        ({"num_rounds": 0}, "`num_rounds`"),
+        ({"clients_per_round": 20_000}, "`clients_per_round`"),
+        ({"delta": 0.0}, "`delta` above 0"),
+        ({"accountant": "gdp"}, '`accountant` to be "rdp" or "pld"'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_that_have_no_noise_are_refused(settings: Any, match: str) -> None:
+    with pytest.raises(errors.ConfigError, match=match):
+        find_noise(**settings)
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, "adaptive"])
+def test_without_noise_epsilon_is_infinite_and_the_mean_is_exact(
+    clip_norm: Any,
+) -> None:
+    made: Any = aggregators.dp_mean(clip_norm, 0.0, 4, 10, 1e-5)
+    updates = [np.full(NUM_DRAWS, 1e-5, "f"), np.full(NUM_DRAWS, -3.0, "f")]
+
+    (_, merged, metrics), (_, _, second) = run_rounds(made, updates, 2)
+
+    bound = metrics["clip_norm"]
+    clipped = -bound / np.sqrt(NUM_DRAWS)
+    np.testing.assert_allclose(merged, (1e-5 + clipped) / 4, rtol=1e-5)
+    assert metrics["noise_deviation"] == 0
+    assert [made.privacy.epsilon(count) for count in (0, 1, 9)] == [0, np.inf, np.inf]
+    if clip_norm == "adaptive":  # one of two clients is within, of four expected
+        expected = bound * np.exp(-0.2 * (1 / 4 - 0.5))
+        np.testing.assert_allclose(second["clip_norm"], expected, rtol=1e-6)
+    tree: Any = aggregators.dp_ftrl_mean(1.0, 0, 4, 10, 1e-5)
+    ((_, merged, _),) = run_rounds(tree, updates, 1)
+    assert len(set(merged)) == 1
+    assert tree.privacy.epsilon(1) == np.inf
+
+
 def test_missing_dp_accounting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
 
-    with pytest.raises(errors.UserError, match=r"ray-fed\[privacy\]"):
+    with pytest.raises(errors.UserError, match="pip install dp-accounting"):
         SampledGaussian(1.0, 1e-5, 0.1).epsilon(1)
+    with pytest.raises(errors.UserError, match="pip install dp-accounting"):
+        find_noise()

@@ -48,6 +48,20 @@ def build_sum(*, backwards: bool = False) -> Any:
     return total
 
 
+def build_waits(first: int) -> Any:
+    """Return work that waits for four nodes, whose names count from `first`."""
+
+    @rtf.computation(np.float32)
+    def work(x: Any) -> Any:
+        checks = [
+            tf.negative(x, name=f"check_{count}") for count in range(first, first + 4)
+        ]
+        with tf.control_dependencies(checks):
+            return tf.identity(x)
+
+    return work
+
+
 TABLE = tf.lookup.StaticHashTable(
     tf.lookup.KeyValueTensorInitializer([f"word {i}" for i in range(50)], range(50)), -1
 )
@@ -81,6 +95,12 @@ def test_the_same_work_has_one_hash_whatever_its_names() -> None:
 )
 def test_other_work_has_another_hash(one: Any, other: Any) -> None:
     assert rtf.identify_computation(one) != rtf.identify_computation(other)
+
+
+def test_names_do_not_decide_in_which_order_work_waits() -> None:
+    hashes = {rtf.identify_computation(build_waits(first)) for first in (1, 7, 8, 9)}
+
+    assert len(hashes) == 1
 
 
 def test_python_functions_have_no_hash() -> None:

@@ -172,7 +172,7 @@ class TestConcurrentCalls:
         assert results == list(range(40))
 
 
-class TestInitialisation:
+class TestInitialization:
     @pytest.mark.claim("semantics.03")
     def test_runs_before_what_is_in_a_loop_of_control_flow_v1(
         self, executor: EagerTFExecutor
@@ -287,7 +287,7 @@ class TestBindings:
 
         assert len(function(1)) == 0
 
-    def test_sequences_may_be_serialised_graphs(
+    def test_sequences_may_be_serialized_graphs(
         self, executor: EagerTFExecutor
     ) -> None:
         element = tf.TensorSpec([], tf.int64)

@@ -22,6 +22,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.tensorflow import normal_forms
+from ray_fed.tensorflow.loaded_functions import load_function
 
 _FROM_INPUTS = (
     "ComputeAccidentalHits", "CudnnRNN", "KMC2ChainInitialization",
@@ -75,7 +76,7 @@ def loaded(fn: Callable[[], Any]) -> Callable[[int], Any]:
 
 def load(comp: Any) -> Callable[[int], Any]:
     message = comp.to_proto().tensorflow
-    function = normal_forms.load_function(message, comp.type_signature, None)
+    function = load_function(message, comp.type_signature, None)
 
     def draw(client: int) -> Any:
         with random_keys.using(DrawKey(seed=0, invocation=0, client=client)):

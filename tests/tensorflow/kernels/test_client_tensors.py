@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.values.plain_values as plain_values
+from ray_fed.language import trees
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.kernels.client_batches import ClientLayout
-from ray_fed.tensorflow.kernels.graph_builder import GraphSequence, flatten
+from ray_fed.tensorflow.kernels.graph_builder import GraphSequence
 from ray_fed.values.columnar_sequence import Sizes
 
 VECTOR = fl.TensorType(np.float32, [2])
@@ -42,7 +43,7 @@ def members(member: fl.Type, clients: list[Any]) -> list[Any]:
     def member_at(index: Any, *laid: Any) -> Any:
         traces.append(None)
         tensors: list[Any] = []
-        for leaf in flatten(layout.member(laid, index)):
+        for leaf in trees.flatten(layout.member(laid, index)):
             is_sequence = isinstance(leaf, GraphSequence)
             tensors += [*leaf.columns, leaf.length] if is_sequence else [leaf]
         return tensors

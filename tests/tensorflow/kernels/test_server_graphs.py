@@ -13,6 +13,7 @@ import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
 from ray_fed.plan.plans import Fallback
+from ray_fed.tensorflow.kernels.graph_functions import as_pruned_graph
 from ray_fed.tensorflow.kernels.server_kernels import ServerGraph
 from ray_fed.values import stored
 
@@ -103,7 +104,7 @@ def leaves_clients_out(a: Any, clients: Any) -> Any:
 
 
 def graph_of(comp: Any) -> ServerGraph:
-    return ServerGraph(blocks.serialise(comp.to_building_block()), None)
+    return ServerGraph(blocks.serialize(comp.to_building_block()), None)
 
 
 def compute(comp: Any, argument: Any) -> Any:
@@ -157,6 +158,17 @@ def test_does_without_what_is_not_read() -> None:
     np.testing.assert_array_equal(tensors[0], NUMBERS[0] + NUMBERS[0])
 
 
+def test_passes_arguments_on_without_a_graph() -> None:
+    def build(x: Any) -> list[Any]:
+        return [tf.identity(tf.compat.v1.placeholder_with_default(x, x.shape))]
+
+    run, read = as_pruned_graph(build, [tf.TensorSpec([1000], tf.float32)])
+    tensor = tf.constant(NUMBERS[0])
+
+    assert read == [0]
+    assert run([tensor])[0] is tensor
+
+
 def test_takes_parts_of_stored_values() -> None:
     given = stored.StoredComponents((NUMBERS[0],))
 
@@ -180,7 +192,7 @@ def test_mean_of_no_clients_is_left_to_executors() -> None:
 
     (with_clients,) = graph.run([([], ((sums, np.int32(2)),))])
     assert with_clients is not None
-    with pytest.raises(Fallback, match="a mean of nothing"):
+    with pytest.raises(Fallback, match="a mean with a count of zero"):
         graph.run([([], ((sums, np.int32(0)),))])
 
 

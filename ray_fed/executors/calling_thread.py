@@ -1,0 +1,134 @@
+"""Runs coroutines on the thread of the caller, for debuggers.
+
+`LoopThread` has the same methods and runs them on a thread of its own.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+import ray_fed.errors as errors
+from ray_fed.executors.loops import closed_under_a_call
+
+_T = TypeVar("_T")
+
+
+def run_alone(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]
+) -> _T:
+    """Return the result of a coroutine, on a loop that runs only for it.
+
+    An interrupt cancels the coroutine. Tasks that the coroutine leaves are cancelled:
+    the loop does not run between calls, so these tasks would never end.
+    """
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        # A task that cancels the others could itself be left to the next coroutine.
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+
+class CallingThread:
+    """Runs coroutines on the thread of the caller, one after another.
+
+    A breakpoint in a coroutine then has the frames of the caller on the stack. A thread
+    may call while its own event loop runs. That loop waits until the call returns.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._running: asyncio.Task[Any] | None = None
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a coroutine. An interrupt cancels all that it started.
+
+        Raises:
+            ContextStateError: The call is made inside another call, or `close`
+                cancelled it.
+            Exception: The error of the coroutine.
+        """
+        with self._lock:
+            if self._loop.is_running():
+                coroutine.close()
+                raise errors.ContextStateError(
+                    "Expected one call at a time with `debug`, found a call inside the"
+                    " work of another call: use another context there."
+                )
+            if self._is_closed:
+                coroutine.close()
+                raise closed_under_a_call()
+            try:
+                with _outer_loop_aside():
+                    return run_alone(self._loop, self._noted(coroutine))
+            except asyncio.CancelledError as error:
+                if not self._is_closed:
+                    raise
+                raise closed_under_a_call() from error
+            finally:
+                if self._is_closed:
+                    self._loop.close()
+
+    async def _noted(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        self._running = asyncio.current_task()
+        try:
+            if self._is_closed:  # `close` found no task to cancel
+                coroutine.close()
+                raise closed_under_a_call()
+            return await coroutine
+        finally:
+            self._running = None
+
+    def submit(
+        self, coroutine: Coroutine[Any, Any, _T]
+    ) -> concurrent.futures.Future[_T]:
+        """Run a coroutine to its end and return a future with its result or error."""
+        future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        try:
+            future.set_result(self.wait_for(coroutine))
+        except Exception as error:  # noqa: BLE001 (the future raises it)
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """Cancel a running call and close the loop.
+
+        If another thread runs a call, this waits for it. If this thread runs a call,
+        the loop is closed when that call ends.
+        """
+        self._is_closed = True
+        running = self._running
+        if running is not None:
+            self._loop.call_soon_threadsafe(running.cancel)
+        with self._lock:
+            if not self._loop.is_running():
+                self._loop.close()
+
+
+@contextlib.contextmanager
+def _outer_loop_aside() -> Generator[None]:
+    """Let a loop run inside a callback or task of this thread's running loop.
+
+    asyncio documents these hooks for other implementations of loops and tasks. The
+    outer loop is the running loop again at the end.
+    """
+    hooks: Any = asyncio
+    outer = hooks._get_running_loop()  # noqa: SLF001
+    task = None if outer is None else asyncio.current_task(outer)
+    if task is not None:
+        hooks._leave_task(outer, task)  # noqa: SLF001
+    hooks._set_running_loop(None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        hooks._set_running_loop(outer)  # noqa: SLF001
+        if task is not None:
+            hooks._enter_task(outer, task)  # noqa: SLF001

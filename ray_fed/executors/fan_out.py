@@ -1,0 +1,114 @@
+"""Runs many coroutines at once. No coroutine is left running after a failure."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from typing_extensions import override
+
+_T = TypeVar("_T")
+
+
+async def gather_by_index(
+    coroutines: Iterable[Coroutine[Any, Any, _T]], first: Sequence[int] = ()
+) -> list[_T]:
+    """Run coroutines at once and return their results in the order given.
+
+    The first failure cancels the other coroutines.
+
+    Args:
+        coroutines: The coroutines to run.
+        first: Indices of the coroutines that start before the others, in this order.
+
+    Raises:
+        Exception: The error of the first coroutine that failed. It is raised after all
+            others have ended.
+    """
+    work = list(coroutines)
+    if len(work) == 1:
+        return [await work[0]]
+    order = dict.fromkeys([*first, *range(len(work))])
+    begun = {index: asyncio.ensure_future(work[index]) for index in order}
+    tasks = [begun[index] for index in range(len(work))]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        await _end(tasks)
+        raise
+    finally:
+        # An error refers to this frame, so the frame must not keep results alive.
+        begun.clear()
+        tasks.clear()
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Once(Generic[_T]):
+    """A coroutine that starts when its result is first needed, and runs only once.
+
+    A cancelled caller does not end the coroutine while other callers wait. It is
+    cancelled with the last caller, and the next caller starts it again.
+
+    Args:
+        begin: Function that makes the coroutine.
+    """
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, _T]]) -> None:
+        self._begin = begin
+        self._task: asyncio.Task[_T] | None = None
+        self._waiters = set[asyncio.Future[None]]()
+
+    async def get(self) -> _T:
+        """Return the result.
+
+        Raises:
+            Exception: The error of the coroutine.
+        """
+        task = self._task = self._task or asyncio.create_task(self._begin())
+        if not task.done():
+            waiter = _Waiter(lambda: self._leave(task, waiter))
+            self._waiters.add(waiter)
+            task.add_done_callback(waiter.end)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+        return task.result()
+
+    def _leave(self, task: asyncio.Task[_T], waiter: asyncio.Future[None]) -> bool:
+        """Remove a waiter. Return whether it was the last and the task is cancelled."""
+        self._waiters.discard(waiter)
+        if self._waiters:
+            return False
+        self._task = None
+        return task.cancel()
+
+
+class _Waiter(asyncio.Future[None]):
+    """One caller that waits for a task.
+
+    Args:
+        leave: Function that is called when this is cancelled. It returns whether the
+            task was cancelled, and then this waits for the task to end.
+    """
+
+    def __init__(self, leave: Callable[[], bool]) -> None:
+        super().__init__()
+        self._leave = leave
+
+    def end(self, _: object) -> None:
+        if not self.done():
+            self.set_result(None)
+
+    @override
+    def cancel(self, msg: Any = None) -> bool:
+        return self._leave() or super().cancel(msg)
+
+
+async def run_in_order(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Run coroutines one after another and return their results."""
+    return [await coroutine for coroutine in coroutines]

@@ -1,0 +1,298 @@
+"""Devices of clients on a simulated clock.
+
+    seconds of a task = bytes down / download
+                        + epochs * examples * seconds_per_example
+                        + bytes up / upload
+
+Bytes down and up are those of `LearningProcess.client_bytes`, the same as in records of
+rounds. Numbers come from a constant, a distribution with a seed, or a column of a
+table. Nothing here is measured, so a simulated time is the same on each machine.
+
+Sources:
+    Keith Bonawitz et al.: Towards Federated Learning at Scale: System Design. MLSys
+    2019, https://arxiv.org/abs/1902.01046 (devices that drop out).
+
+    Chengxu Yang et al.: Characterizing Impacts of Heterogeneity in Federated Learning
+    upon Large-Scale Smartphone Data. WWW 2021, https://arxiv.org/abs/2006.08848 (hours
+    of smartphones).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
+from ray_fed.data import ClientData
+from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.batches import count_rows
+from ray_fed.learning.checks import check_number, check_positive
+from ray_fed.learning.processes import LearningProcess
+
+__all__ = ["Devices", "LogNormal"]
+
+HOUR_S = 3600.0
+
+
+@tracebacks.shorten_init
+@dataclasses.dataclass(frozen=True)
+class LogNormal:
+    """Numbers of clients whose logarithms have a normal distribution.
+
+    Each client has one number: median * exp(sigma * z), z from N(0, 1) by the seed.
+
+    Attributes:
+        median: > 0.
+        sigma: The standard deviation of the logarithm, >= 0.
+        seed: >= 0.
+
+    Raises:
+        ConfigError: A field is out of its range.
+    """
+
+    median: float
+    sigma: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("median", self.median)
+        check_number("sigma", self.sigma, lambda s: s >= 0, "of at least 0")
+        read_whole("seed", self.seed, 0)
+
+    def draw(self, num_clients: int) -> NDArray[np.float64]:
+        """Return one number for each client, f64[num_clients]."""
+        normal = np.random.default_rng(self.seed).standard_normal(num_clients)
+        return self.median * np.exp(self.sigma * normal)
+
+
+Column: TypeAlias = float | LogNormal | Sequence[float] | Mapping[Any, float]
+"""A number for each client: one for all, a distribution, one for each client in order,
+or one by client id, such as a column of a pandas table whose index has the ids."""
+
+
+@tracebacks.shorten_init
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The devices of all clients of a run.
+
+    Attributes:
+        seconds_per_example: The simulated seconds of one example in one epoch, > 0.
+        download: Bytes per second that a client receives, > 0. None: receiving takes no
+            time.
+        upload: Bytes per second that a client sends, > 0. None: sending takes no time.
+        hours: For each client, in order or by id, the hours in which it can begin work.
+            The simulated time begins with hour 0. None: all hours.
+        period: The hours after which `hours` begin anew, >= 1. 24: a day, 168: a week.
+        drop_out: The probability that a client leaves in the midst of its work, >= 0
+            and < 1. It leaves after a share of the work that is uniform in [0, 1).
+        examples: The examples of each client in one epoch, >= 0. None: the rows of its
+            data. They are known for lists of batches and for `ClientData` of tables.
+        seed: The seed of `drop_out`, >= 0.
+
+    Raises:
+        ConfigError: A field is out of its range.
+    """
+
+    seconds_per_example: Column
+    download: Column | None = None
+    upload: Column | None = None
+    hours: Sequence[Sequence[int]] | Mapping[Any, Sequence[int]] | None = None
+    period: int = 24
+    drop_out: float = 0.0
+    examples: Column | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value: Any = getattr(self, field.name)
+            if hasattr(value, "to_dict"):  # a column of pandas, with ids as its index
+                object.__setattr__(self, field.name, value.to_dict())
+        read_whole("period", self.period, 1)
+        read_whole("seed", self.seed, 0)
+        check_number(
+            "drop_out", self.drop_out, lambda p: 0 <= p < 1, "from 0 to below 1"
+        )
+        for name in ("seconds_per_example", "download", "upload"):
+            if isinstance(getattr(self, name), int | float | bool):
+                check_positive(name, getattr(self, name))
+
+    def fleet(self, process: LearningProcess, data: Sequence[Any]) -> "Fleet":
+        """Return what work takes for the clients of a run.
+
+        Args:
+            process: The process that the clients work on.
+            data: The data of the clients, with `ids` if they have some.
+
+        Raises:
+            ConfigError: A column lacks a client or has a number out of its range, or
+                examples or bytes are not known.
+        """
+        moved = process.client_bytes
+        if moved is None and (self.download is not None or self.upload is not None):
+            raise errors.ConfigError(
+                "Expected a process with `client_bytes`, the bytes that clients move,"
+                " for `download` and `upload`, found one without: leave these out, or"
+                " build it by `build_process` with fixed shapes."
+            )
+        down, up = (0, 0) if moved is None else moved
+        examples = _count_examples(data) if self.examples is None else self.examples
+        work = self._read("seconds_per_example", data)
+        return Fleet(
+            download_s=_seconds(down, self._read("download", data), len(data)),
+            epoch_s=work * _read_column("examples", examples, data, least=0),
+            upload_s=_seconds(up, self._read("upload", data), len(data)),
+            epochs=process.epochs,
+            is_there=self._read_hours(data),
+            drop_out=self.drop_out,
+            seed=self.seed,
+        )
+
+    def _read(self, name: str, data: Sequence[Any]) -> Any:
+        column: Any = getattr(self, name)
+        return None if column is None else _read_column(name, column, data)
+
+    def _read_hours(self, data: Sequence[Any]) -> NDArray[np.bool_] | None:
+        """Return who can begin work, bool[period, clients]."""
+        if self.hours is None:
+            return None
+        there = np.zeros((self.period, len(data)), bool)
+        for client, hours in enumerate(_by_client("hours", self.hours, data)):
+            for hour in hours:
+                there[read_whole("hours", hour, 0, self.period - 1), client] = True
+        return there
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """What work takes for each client of a run, in simulated seconds.
+
+    Attributes:
+        download_s: f64[clients].
+        epoch_s: One pass over a client's data, f64[clients].
+        upload_s: f64[clients].
+        epochs: The passes of a full task.
+        is_there: Who can begin work in an hour, bool[period, clients]. None: all can.
+        drop_out: The probability that a client leaves in the midst of its work.
+        seed: The seed of `drop_out`.
+    """
+
+    download_s: NDArray[np.float64]
+    epoch_s: NDArray[np.float64]
+    upload_s: NDArray[np.float64]
+    epochs: int
+    is_there: NDArray[np.bool_] | None
+    drop_out: float
+    seed: int
+
+    @property
+    def period(self) -> int:
+        """The hours after which `is_there` begins anew. 0: all clients are there."""
+        return 0 if self.is_there is None else len(self.is_there)
+
+    def seconds(self, client: int, epochs: int | None = None) -> float:
+        """Return the seconds of a client's task. None: of all epochs."""
+        passes = self.epochs if epochs is None else epochs
+        moved = self.download_s[client] + self.upload_s[client]
+        return float(moved + passes * self.epoch_s[client])
+
+    def epochs_within(self, client: int, limit_s: float) -> int:
+        """Return how many epochs a client can do and send within a time, from 0 on."""
+        passes = self.epochs
+        while passes and self.seconds(client, passes) > limit_s:
+            passes -= 1
+        return passes
+
+    def find_drop(self, client: int, number: int) -> float | None:
+        """Return the share of a task after which its client leaves; None: it stays.
+
+        Args:
+            client: The index of the client.
+            number: Of the task: the client's draws of several tasks differ.
+        """
+        if not self.drop_out:
+            return None
+        draws = np.random.default_rng([self.seed, number, client]).random(2)
+        return float(draws[1]) if draws[0] < self.drop_out else None
+
+    def who_is_there(self, time_s: float) -> NDArray[np.bool_] | None:
+        """Return which clients can begin work at a time, bool[clients]. None: all."""
+        if self.is_there is None:
+            return None
+        return self.is_there[int(time_s // HOUR_S) % self.period]
+
+
+def _seconds(num_bytes: int, rate: Any, num_clients: int) -> NDArray[np.float64]:
+    return np.zeros(num_clients) if rate is None else num_bytes / rate
+
+
+def _count_examples(data: Sequence[Any]) -> list[float]:
+    """Return the examples of clients, where these are known without reading data."""
+    if isinstance(data, ClientData) and data.table is not None:
+        if data.weights is not None:
+            return data.weights.tolist()
+    elif isinstance(data, list | tuple):
+        counts = [_count_of_one(client) for client in cast("Sequence[Any]", data)]
+        known = [count for count in counts if count is not None]
+        if len(known) == len(counts):
+            return known
+    raise errors.ConfigError(
+        "Expected the numbers of examples of clients, which are known for lists of"
+        " batches and for `ClientData` of tables, found"
+        f" {errors.describe(data)}: pass them as `Devices(examples=)`."
+    )
+
+
+def _count_of_one(client: Any) -> float | None:
+    counts = count_rows(client)
+    is_known = isinstance(counts, list) and None not in cast("list[Any]", counts)
+    return float(sum(cast("list[int]", counts))) if is_known else None
+
+
+def _read_column(
+    name: str, column: Any, data: Sequence[Any], least: float | None = None
+) -> NDArray[np.float64]:
+    """Return a column, f64[clients]; its numbers are above 0, or at least `least`."""
+    if isinstance(column, LogNormal):
+        return column.draw(len(data))
+    if isinstance(column, int | float) and not isinstance(column, bool):
+        column = [column] * len(data)
+    given = _by_client(name, column, data)
+    try:
+        found = np.array([float(number) for number in given])
+    except (TypeError, ValueError):
+        found = np.array([np.nan])
+    is_right = np.isfinite(found) & (found > 0 if least is None else found >= least)
+    if not is_right.all():
+        wanted = "above 0" if least is None else f"of at least {least:g}"
+        shown = errors.describe([given[i] for i in np.flatnonzero(~is_right)[:5]])
+        raise errors.ConfigError(
+            f"Expected finite numbers {wanted} as `{name}` of devices, found {shown}."
+        )
+    return found
+
+
+def _by_client(name: str, column: Any, data: Sequence[Any]) -> list[Any]:
+    """Return what a column has for each client, in the order of the data."""
+    if isinstance(column, Mapping):
+        named = cast("Mapping[Any, Any]", column)
+        ids: Sequence[Any] = getattr(data, "ids", range(len(data)))
+        missing = [each for each in ids if each not in named]
+        if missing:
+            raise errors.ConfigError(
+                f"Expected `{name}` of devices for each client, found none for"
+                f" {errors.describe(missing[:5])}: add them to the table."
+            )
+        return [named[each] for each in ids]
+    listed = list(column) if hasattr(column, "__iter__") else None
+    if listed is None or isinstance(column, str) or len(listed) != len(data):
+        found = errors.describe(column)
+        if listed is not None:
+            found = f"{len(listed)} values"
+        raise errors.ConfigError(
+            f"Expected a value for each of {len(data)} clients as `{name}` of devices,"
+            f" found {found}."
+        )
+    return listed

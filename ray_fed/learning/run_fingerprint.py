@@ -1,0 +1,260 @@
+"""What decides the rounds of a run: compared when the run is resumed.
+
+A fingerprint is a flat dictionary of JSON values by name. It has the computations of
+the process, the initial values of its states, the arrangement of the data, the sampler
+and the settings. A resume with another fingerprint is refused, and the error names
+every part that differs.
+
+The initial weights of a Keras model are random unless Keras is seeded, and a resume
+goes on from the saved weights. So weights are left out of the initial state. The other
+initial values are compared only if `initialize` computes something else.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import federated_language as fl
+from federated_language.program import structure_utils
+from typing_extensions import override
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.data import NamedClients
+from ray_fed.data.arguments import read_ids
+from ray_fed.learning.batches import count_rows
+from ray_fed.learning.client_states import ClientStates, digest_client_states
+from ray_fed.learning.processes import LearningProcess
+from ray_fed.program import ClientData, ClientReference, RayFederatedContext
+from ray_fed.program.descriptions import describe_value, digest
+
+_MEANINGS = {
+    "num_clients": "the number of clients",
+    "clients": "the clients, by their ids, or their numbers of elements and of rows",
+    "cohort_size": "`cohort_size`",
+    "seed": "`seed`",
+    "sampler": "the `sampler`",
+    "state_type": "the type of the process's state",
+    "next_type": "the type of the process's `next`",
+    "next_content": "what the process's `next` computes, by a hash of its graphs and of"
+    " numbers in them, such as a learning rate",
+    "devices": "`devices`",
+    "schedule": "the `schedule`",
+    "evaluates": "whether there is `evaluate`, or its `evaluate_every`",
+}
+_PARTS = {
+    "data": "`{}` of `data`",
+    "sampler": "`{}` of the `sampler`",
+    "devices": "`{}` of the `devices`",
+    "schedule": "`{}` of the `schedule`",
+    "state": "the initial value of `{}` in the process's state",
+    "client_state": "the initial value of `{}` in the state of clients",
+    "config": "`Config.{}`",
+}
+"""Names of a fingerprint have the form `part:name`; what such a part is called."""
+
+_INITIAL = ("state:", "client_state:")
+
+
+def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
+    """Refuse to resume another run.
+
+    Args:
+        saved: The fingerprint of the run that is saved.
+        found: The fingerprint of the run that is to resume it.
+        where: The place of the saved run, for the error.
+
+    Raises:
+        ConfigError: something differs; the message says what.
+    """
+    found = json.loads(json.dumps(found))  # tuples become lists, as in what was saved
+    names = [n for n in {**saved, **found} if saved.get(n) != found.get(n)]
+    known = saved.get("initialize")
+    is_same_start = known is not None and known == found.get("initialize")
+    if is_same_start or "state_type" in names:  # the leaves say nothing more
+        names = [name for name in names if not name.startswith("state:")]
+    names = [name for name in names if name != "initialize"]
+    if not names:
+        return
+    told = "; ".join(
+        f"{_describe_name(name)}: {errors.describe(saved.get(name))} there,"
+        f" {errors.describe(found.get(name))} here"
+        for name in names
+    )
+    then = ""
+    if any(name.startswith(_INITIAL) for name in names):
+        then += (
+            " An initial value that is drawn at random is the same in every process if"
+            " it is seeded: call `keras.utils.set_random_seed` before the model is"
+            " built."
+        )
+    if "next_content" in names:
+        then += (
+            " Another version of ray_fed, TensorFlow or Keras may trace other graphs of"
+            f" the same process. {say_how_to_take_over(where)}"
+        )
+    raise errors.ConfigError(
+        f"Expected to resume the run in `{where}` as it was begun, found other"
+        f" arguments: {told}. Pass those, or another `storage_path`.{then}"
+    )
+
+
+def _describe_name(name: str) -> str:
+    part, _, rest = name.partition(":")
+    return _PARTS[part].format(rest) if rest else _MEANINGS.get(name, name)
+
+
+def say_how_to_take_over(where: str) -> str:
+    """Return how to begin another run with the model of one that is refused."""
+    return (
+        "To begin anew with its model, pass another `storage_path` and its `state`, of"
+        f' `FileProgramStateManager({where!r}, "round_").load_latest({{"state":'
+        ' process.initialize()})` (with `"clients": b""` where clients keep'
+        " something)."
+    )
+
+
+class ClientsById(Sequence[Any]):
+    """The clients of a mapping by id, as a sequence that reads one client at a time.
+
+    Attributes:
+        ids: The keys of the mapping, in its order.
+    """
+
+    def __init__(self, clients: Mapping[Any, Any]) -> None:
+        self._names = tuple(clients)
+        self.ids = tuple(read_ids(self._names))
+        self._clients = clients
+
+    @override
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        return self._clients[self._names[index]]
+
+
+def with_ids(data: Sequence[Any] | Mapping[Any, Any]) -> Sequence[Any]:
+    """Return data of clients as a sequence that knows their ids, if they have any."""
+    if isinstance(data, dict):
+        return NamedClients(data.values(), data)
+    if isinstance(data, Mapping):
+        return ClientsById(data)
+    if not isinstance(data, list | tuple) or not data:
+        return data
+    references = [each for each in data if isinstance(each, ClientReference)]
+    if len(references) < len(data):
+        return data
+    return NamedClients(references, [each.id for each in references])
+
+
+def describe_process(process: LearningProcess) -> dict[str, Any]:
+    """Return the part of a fingerprint that a process has before it is called."""
+    kept = process.initial_client_state
+    return {
+        "state_type": _type_of(process.initialize),
+        "next_type": _type_of(process.next),
+        "initialize": _content_of(process.initialize),
+        "next_content": _content_of(process.next),
+        **_describe_leaves("client_state", () if kept is None else kept),
+    }
+
+
+def _type_of(comp: Any) -> str | None:
+    if isinstance(comp, fl.framework.Computation):
+        return str(comp.type_signature)
+    return None
+
+
+def _content_of(comp: Any) -> str | None:
+    """Return what tells a computation from others; None where nothing does."""
+    if not isinstance(comp, fl.framework.ConcreteComputation):
+        return None
+    try:
+        return rtf.identify_computation(comp)[:16]
+    except errors.UnsupportedError:  # it has Python functions
+        return None
+
+
+def describe_state(initial: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the part of a fingerprint that is an initial state, but for its weights.
+
+    Args:
+        initial: The state, of plain values or of references.
+        read: Reads a state into this process.
+    """
+    if isinstance(initial, Mapping):
+        named = cast("Mapping[str, Any]", initial)
+        initial = {k: v for k, v in named.items() if k != "weights"}
+    elif "weights" in getattr(initial, "_fields", ()):
+        initial = initial._replace(weights=())
+    return _describe_leaves("state", read(initial))
+
+
+def digest_start(state: Any, client_states: ClientStates | None) -> str:
+    """Return a digest of what a run begins with, the same for equal values.
+
+    Args:
+        state: The server's state, of plain values.
+        client_states: What clients keep, if they keep something.
+    """
+    kept = digest_client_states(client_states) if client_states else None
+    described = [_describe_leaves("state", state), kept]
+    return digest(json.dumps(described).encode())
+
+
+def _describe_leaves(part: str, values: Any) -> dict[str, Any]:
+    try:
+        named = structure_utils.flatten_with_name(values)
+    except (TypeError, ValueError):  # it cannot be saved, which the save will say
+        return {}
+    return {f"{part}:{name}": describe_value(leaf) for name, leaf in named}
+
+
+def describe_data(data: Sequence[Any]) -> dict[str, Any]:
+    """Return the part of a fingerprint that is data of clients; none is read for it.
+
+    The rows of lists are counted. Other sequences, such as a lazy one, may load a
+    client each time they are asked, and are known by their length and ids alone.
+    """
+    ids: Any = getattr(data, "ids", None)
+    described: dict[str, Any] = {}
+    counts: list[Any] | None = None
+    if isinstance(data, ClientData):
+        described = data.describe()
+    elif isinstance(data, list | tuple):
+        each = cast("Sequence[Any]", data)
+        counts = [count_rows(client) for client in each]
+        references = [one for one in each if isinstance(one, ClientReference)]
+        sources = {one.source.token: one.source for one in references}
+        found = [source.describe() for source in sources.values()]
+        described = found[0] if len(found) == 1 else {"sources": found} if found else {}
+    return {
+        "num_clients": len(data),
+        "clients": digest(repr((ids, counts)).encode()),
+        **{f"data:{name}": value for name, value in described.items()},
+    }
+
+
+def find_context() -> ray_fed.ExecutionContext | None:
+    """Return the default context, or what it is made of, if it is ray_fed's."""
+    context = fl.framework.get_context_stack().current
+    if isinstance(context, RayFederatedContext):
+        context = context.execution_context
+    return context if isinstance(context, ray_fed.ExecutionContext) else None
+
+
+def describe_settings() -> dict[str, Any]:
+    """Return the settings of the default context that decide the bits of a round."""
+    context = find_context()
+    if context is None:
+        return {}
+    config = context.config
+    return {
+        "config:seed": config.seed,
+        "config:clients_per_leaf": config.clients_per_leaf,
+        "config:kernels.jit": config.kernels.jit,
+        "config:kernels.vectorized_clients": config.kernels.vectorized_clients,
+    }

@@ -1,0 +1,155 @@
+"""Descriptions of objects, which tell whether a program continues with the same ones.
+
+A description is JSON that is equal for equal values, in every process. It is saved, and
+compared with the description of the object that a resumed program passes.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import re
+import types
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, cast
+
+import numpy as np
+
+_logger = logging.getLogger(__name__)
+
+
+def digest(content: bytes) -> str:
+    """Return a short hash of some bytes."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def describe_part(part: str, value: Any) -> dict[str, Any]:
+    """Return the part of a fingerprint that is an object: its class and parameters.
+
+    An object describes itself by the fields of a dataclass, by its own `__repr__`, or
+    by its attributes.
+
+    Args:
+        part: "sampler", "devices" or "schedule".
+        value: The object.
+    """
+    unknown: list[str] = []
+    described = describe_value(value, unknown.append)
+    if unknown:
+        _logger.warning(
+            "The %s has `%s`, which does not say how it draws: whether a run that"
+            " is resumed has the same one cannot be told. Make it a dataclass, or give"
+            " it a `__repr__`.",
+            part,
+            ", ".join(dict.fromkeys(unknown)),
+        )
+    if not isinstance(described, dict):
+        return {part: described}
+    named = cast("dict[str, Any]", described)
+    fields = {f"{part}:{k}": v for k, v in named.items() if k != "class"}
+    return {part: named["class"], **fields}
+
+
+_SHOWN_ITEMS = 8
+"""Largest number of items of a list in a fingerprint. A longer list is hashed."""
+
+
+def describe_value(
+    value: Any,
+    note_unknown: Callable[[str], None] = lambda _: None,
+    around: tuple[int, ...] = (),
+) -> Any:
+    """Return JSON that is the same for equal values, in every process.
+
+    Args:
+        value: Any object.
+        note_unknown: A function that is called with the text of each object whose text
+            does not show its parameters.
+        around: The `id` of each object that contains the value.
+    """
+    if id(value) in around:
+        return f"the object {len(around) - around.index(id(value))} levels above"
+    describe = functools.partial(
+        describe_value, note_unknown=note_unknown, around=(*around, id(value))
+    )
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return repr(value)
+        case np.ndarray() | np.generic():
+            return _describe_array(np.asarray(value))
+        case bytes():
+            return digest(value)
+        case Mapping():
+            pairs = cast("Mapping[Any, Any]", value).items()
+            return _limit([[describe(k), describe(v)] for k, v in pairs])
+        case AbstractSet():
+            members = cast("AbstractSet[Any]", value)
+            return _limit(sorted((describe(member) for member in members), key=repr))
+        case list() | tuple():
+            return _limit([describe(each) for each in cast("list[Any]", value)])
+        case functools.partial():
+            return _limit([*map(describe, (value.func, value.args, value.keywords))])
+        case types.FunctionType():
+            return _describe_function(value, describe)
+        case types.CodeType():
+            parts = (value.co_code.hex(), value.co_consts, value.co_names)
+            return [describe(part) for part in parts]
+        case _:
+            return _describe_object(value, describe, note_unknown)
+
+
+def _describe_array(array: Any) -> Any:
+    if array.size == 1 and array.dtype.kind in "biuf":
+        return repr(array.item())
+    content = array.tobytes()
+    if array.dtype.hasobject:
+        content = repr(array.tolist()).encode()
+    return f"{array.dtype}{list(array.shape)} {digest(content)}"
+
+
+def _describe_function(function: Any, describe: Callable[[Any], Any]) -> Any:
+    inside = [each.cell_contents for each in function.__closure__ or ()]
+    parts = (function.__code__, inside, function.__defaults__, function.__kwdefaults__)
+    described = [describe(part) for part in parts]
+    return f"{function.__qualname__} {digest(repr(described).encode())}"
+
+
+def _describe_object(
+    value: Any, describe: Callable[[Any], Any], note_unknown: Callable[[str], None]
+) -> Any:
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    kind = type(value)
+    if hasattr(value, "__array__"):  # such as a pandas.Series, whose text is cut
+        return [kind.__qualname__, _describe_array(np.asarray(value))]
+    fields: Mapping[str, Any] | None = None
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        if "__dataclass_fields__" not in vars(kind):  # a subclass has attributes, too
+            fields |= getattr(value, "__dict__", {})
+    elif kind.__repr__ is object.__repr__:
+        fields = getattr(value, "__dict__", None)
+    if fields:
+        described = {name: describe(each) for name, each in fields.items()}
+        return {"class": kind.__qualname__, **described}
+    with np.printoptions(threshold=2**62):  # or the middle of an array is left out
+        shown = repr(value)
+    text = _strip(shown)
+    if text != shown:
+        note_unknown(text)
+    return text
+
+
+def _limit(described: list[Any]) -> Any:
+    if len(described) <= _SHOWN_ITEMS:
+        return described
+    return f"{len(described)} items {digest(json.dumps(described).encode())}"
+
+
+def _strip(text: str) -> str:
+    """Return a text without addresses of objects and places in source files."""
+    return re.sub(' at 0x[0-9a-f]+(, file "[^"]*", line [0-9]+)?', "", text)

@@ -1,0 +1,124 @@
+"""The graph that a computation is traced into, and code that acts differently in it.
+
+Classes and modules of other packages are shared by all threads. A function that is
+replaced in one of them therefore asks for the graph in which it is called, and does
+what the original does unless a computation is being traced.
+
+A `Number` in a function that is traced is an input of the graph.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from ray_fed.tensorflow.graphs import numbers
+
+Method: TypeAlias = Callable[..., Any]
+
+
+class Replacements:
+    """Replaces attributes of classes and modules while at least one block is open.
+
+    Args:
+        replacements: Functions from an original to its replacement, by the class or
+            module and the name of the attribute.
+    """
+
+    def __init__(
+        self, replacements: Mapping[tuple[Any, str], Callable[[Any], Any]]
+    ) -> None:
+        self._replacements = replacements
+        self._originals: dict[tuple[Any, str], Any] = {}
+        self._lock = threading.Lock()
+        self._open_blocks = 0
+
+    @contextlib.contextmanager
+    def replaced(self) -> Generator[None]:
+        """Replace the attributes, for all threads, until the last block ends."""
+        with self._lock:
+            if not self._open_blocks:
+                for (owner, name), make in self._replacements.items():
+                    original = self._originals[owner, name] = getattr(owner, name)
+                    setattr(owner, name, make(original))
+            self._open_blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open_blocks -= 1
+                if not self._open_blocks:
+                    for (owner, name), original in self._originals.items():
+                        setattr(owner, name, original)
+
+
+class TracedGraph(tf.Graph):
+    """A graph in which tensors and variables are compared element by element.
+
+    Attributes:
+        num_default_seeds: Number of Keras' generators in it to which no seed was given.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_default_seeds = 0
+        # By identity; holds the objects, so that an id is not another's.
+        self._written: dict[int, tuple[Any, Any]] = {}
+
+    def write_once(self, value: Any, write: Callable[[Any], Any]) -> Any:
+        """Return what stands for an object in this graph, the same each time.
+
+        Args:
+            value: An eager tensor, or another object from outside of the graph.
+            write: Adds to this graph what stands for the object, and returns it.
+        """
+        if id(value) not in self._written:
+            with tf.init_scope():
+                self._written[id(value)] = value, write(value)
+        return self._written[id(value)][1]
+
+
+def traced_graph(graph: Any) -> TracedGraph | None:
+    """Return the computation's graph that a graph is or is a function of, if any."""
+    while graph is not None and not isinstance(graph, TracedGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph
+
+
+def current_graph() -> TracedGraph | None:
+    """Return the graph of the computation that this thread traces, if any."""
+    if tf.executing_eagerly():
+        return None
+    return traced_graph(tf.compat.v1.get_default_graph())
+
+
+_MARKS = itertools.count()
+
+
+class Number:
+    """A number that graphs take as an input.
+
+    Attributes:
+        value: The number. A function that is traced calls `read` instead.
+        mark: The value of the attribute of its constants.
+    """
+
+    def __init__(self, value: float) -> None:
+        self.value = float(value)
+        self.mark = str(next(_MARKS)).encode()
+
+    def read(self, dtype: Any) -> tf.Tensor:
+        """Return the number as a scalar of a dtype, in the graph being traced."""
+        graph = current_graph()
+        if graph is None:
+            return tf.constant(self.value, dtype)
+        return tf.cast(graph.write_once(self, Number._write), dtype)
+
+    def _write(self) -> tf.Tensor:
+        constant = tf.constant(self.value, tf.float64)
+        mark = tf.compat.v1.AttrValue(s=self.mark)
+        constant.op._set_attr(numbers.MARK, mark)  # noqa: SLF001 (no public name)
+        return tf.compat.v1.placeholder_with_default(constant, [])
