@@ -12,8 +12,6 @@ of earlier stages. Both return an `Outcome`.
 import asyncio
 import contextlib
 import inspect
-import os
-import platform
 import threading
 import time
 from typing import Any
@@ -59,11 +57,8 @@ class SequentialRunner(flf.AsyncContext):
                 results = await self._run(comp, arg)
             case _:
                 results = [await self._finish(comp, *arg)]
-        pid = os.getpid()
-        return outcomes.Outcome(
-            *(tuple(results), 1, self._name, pid, pid, platform.node()),
-            busy_s=time.monotonic() - begun,
-        )
+        busy_s = time.monotonic() - begun
+        return outcomes.Outcome.here(self._name, results, busy_s=busy_s)
 
     async def _run(self, subround: plans.Subround, arg: Plain) -> list[Plain]:
         comp = _parse(subround.computation)
@@ -195,17 +190,12 @@ class LocalRunner(flf.AsyncContext):
             raise
         except Exception as error:
             raise stacks.describe_failure(error, None) from error
-        pid = os.getpid()
-        return outcomes.Outcome(
-            tuple(evaluated.values),
-            1,
+        return outcomes.Outcome.here(
             self._name,
-            pid,
-            pid,
-            platform.node(),
-            diagnostics.in_order(noted),
-            evaluated.kernel_leaves,
-            evaluated.no_kernel,
+            evaluated.values,
+            notes=diagnostics.in_order(noted),
+            kernel_leaves=evaluated.kernel_leaves,
+            no_kernel=evaluated.no_kernel,
             fingerprint=self._fingerprint,
             busy_s=evaluated.busy_s,
         )

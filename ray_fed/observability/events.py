@@ -11,7 +11,6 @@ from ray_fed.plan.diagnostics import (
     WorkInterpreted,
     WorkUnshaped,
 )
-from ray_fed.plan.fingerprint import Fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,50 +47,37 @@ class RoundStarted:
     num_workers: int = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class SubroundFinished:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SubroundReport(outcomes.Ran):
+    """A subround in the report of its round, see `outcomes.Ran` for where it ran.
+
+    Attributes:
+        subround_index: Its index in the round. The finish has the last index, unless
+            the only subround also does the finish.
+        num_clients: The number of its clients.
+        started_s: When it was submitted, in seconds since the round began.
+        seconds: The time from its first submission to its result.
+        bytes_sliced: The size of its clients' values, which only this subround gets.
+        bytes_returned: The size of its partials and kept values, or of its result.
+    """
+
+    subround_index: int
+    num_clients: int
+    started_s: float
+    seconds: float
+    bytes_sliced: int = 0
+    bytes_returned: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SubroundFinished(SubroundReport):
     """A subround returned its partials.
 
     Attributes:
         round_index: The index of its round.
-        subround_index: Its index in the round. The finish has the last index, unless
-            the only subround also does the finish.
-        num_clients: The number of its clients.
-        attempts: The number of attempts, 1 if nothing failed.
-        started_s: When it was submitted, in seconds since the round began.
-        seconds: The time from its first submission to its result.
-        worker: The name of the worker that ran it.
-        worker_pid: The process that did the clients' work.
-        coordinator_pid: The process that ran the subround's task.
-        node: The address of the machine.
-        kernel_leaves: The number of its leaves that a kernel ran.
-        no_kernel: Why other leaves were interpreted. None if kernels are off.
-        lost: The attempts without a result, in order.
-        bytes_sliced: The size of its clients' values, which only this subround gets.
-        bytes_returned: The size of its partials and kept values, or of its result.
-        fingerprint: The fingerprint of the worker, if it is known.
-        num_workers: The number of workers that ran its clients, including `worker`.
-        busy_s: The sum of the seconds in which workers ran it or read clients' data.
     """
 
     round_index: int
-    subround_index: int
-    num_clients: int
-    attempts: int
-    started_s: float
-    seconds: float
-    worker: str
-    worker_pid: int
-    coordinator_pid: int
-    node: str
-    kernel_leaves: int = 0
-    no_kernel: str | None = None
-    lost: tuple[outcomes.Attempt, ...] = ()
-    bytes_sliced: int = 0
-    bytes_returned: int = 0
-    fingerprint: Fingerprint | None = None
-    num_workers: int = 1
-    busy_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

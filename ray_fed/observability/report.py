@@ -4,6 +4,7 @@ In a notebook it is a table with a row for each subround, and a bar for when it 
 """
 
 import collections
+import dataclasses
 import html
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -13,7 +14,8 @@ from typing_extensions import override
 
 import ray_fed.observability.timeline as timeline
 from ray_fed.observability import events, reprs
-from ray_fed.plan import diagnostics, outcomes
+from ray_fed.observability.events import SubroundReport
+from ray_fed.plan import diagnostics
 from ray_fed.plan.fingerprint import Fingerprint
 
 _Event = TypeVar("_Event", bound=events.Event)
@@ -23,7 +25,7 @@ _BAR_COLOR = "#4c78a8"
 _RETRIED_COLOR = "#e45756"
 
 
-def _draw_bar(subround: "SubroundReport", seconds: float) -> reprs.Html:
+def _draw_bar(subround: SubroundReport, seconds: float) -> reprs.Html:
     """Return a bar for when a subround ran, red if it had several attempts."""
     scale = _BAR_PX / seconds if seconds > 0 else 0.0
     left = min(_BAR_PX - 1.0, subround.started_s * scale)
@@ -40,30 +42,6 @@ _OPEN_ROUNDS = 256
 ASIDE_FROM = 10**9
 """Calls with this number or a higher one run beside a program's own calls, such as
 evaluations while the next round runs. They never become the last report."""
-
-
-class SubroundReport(pydantic.BaseModel):
-    """The fields of a subround's event, `SubroundFinished`."""
-
-    model_config = pydantic.ConfigDict(frozen=True)
-
-    subround_index: int
-    num_clients: int
-    attempts: int
-    started_s: float
-    seconds: float
-    worker: str
-    worker_pid: int
-    coordinator_pid: int
-    node: str
-    kernel_leaves: int = 0
-    no_kernel: str | None = None
-    lost: tuple[outcomes.Attempt, ...] = ()
-    bytes_sliced: int = 0
-    bytes_returned: int = 0
-    fingerprint: Fingerprint | None = None
-    num_workers: int = 1
-    busy_s: float = 0.0
 
 
 class RoundReport(pydantic.BaseModel):
@@ -282,6 +260,11 @@ class ReportBuilder:
                 self.last = _report(told)
 
 
+def _without_round(event: events.SubroundFinished) -> SubroundReport:
+    fields = dataclasses.fields(SubroundReport)
+    return SubroundReport(**{f.name: getattr(event, f.name) for f in fields})
+
+
 def _report(told: Sequence[events.Event]) -> RoundReport:
 
     def of(kind: type[_Event]) -> list[_Event]:
@@ -294,7 +277,7 @@ def _report(told: Sequence[events.Event]) -> RoundReport:
         round_index=started.round_index,
         num_clients=started.num_clients,
         num_leaves=started.num_leaves,
-        subrounds=tuple(SubroundReport(**vars(event)) for event in ended),
+        subrounds=tuple(map(_without_round, ended)),
         seconds=finished.seconds,
         unkeyed_ops=tuple(
             f"{event.computation}: {', '.join(event.ops)}"

@@ -1,6 +1,9 @@
 """The outcome of a plan: its values, and the attempts to run it."""
 
 import dataclasses
+import os
+import platform
+from collections.abc import Iterable
 from typing import Any
 
 from ray_fed.plan.diagnostics import Note
@@ -69,40 +72,61 @@ class Attempt:
         return cls(worker=worker, worker_pid=pid, node=node, **about)
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The result of a runner for a subround or a finish.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ran:
+    """How a subround or a finish ran.
 
     Attributes:
-        values: Plain or stored values, in the order of the plan.
         attempts: Number of attempts, 1 if nothing failed.
         worker: Name of the worker that ran the clients.
         worker_pid: Process of the worker.
         coordinator_pid: The process that drove the subround.
         node: Address of the machine.
-        notes: Notes of the work, in order; see `diagnostics`.
         kernel_leaves: Number of leaves that a kernel ran.
         no_kernel: The reason why the other leaves were interpreted, or None if there
             are no others or kernels are turned off.
         lost: The attempts that failed or were slower, in order.
-        value_bytes: Bytes of the arrays in each value that left a worker's node. Empty
-            if values stay in this process.
         fingerprint: Fingerprint of the process that ran the clients, if it is known.
         num_workers: Number of workers that ran the clients, including `worker`.
         busy_s: See `Evaluated`.
     """
 
-    values: tuple[object, ...]
-    attempts: int
+    attempts: int = 1
     worker: str
     worker_pid: int
     coordinator_pid: int
     node: str
-    notes: tuple[Note, ...] = ()
     kernel_leaves: int = 0
     no_kernel: str | None = None
     lost: tuple[Attempt, ...] = ()
-    value_bytes: tuple[int, ...] = ()
     fingerprint: Fingerprint | None = None
     num_workers: int = 1
     busy_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome(Ran):
+    """The result of a runner for a subround or a finish.
+
+    Attributes:
+        values: Plain or stored values, in the order of the plan.
+        notes: Notes of the work, in order; see `diagnostics`.
+        value_bytes: Bytes of the arrays in each value that left a worker's node. Empty
+            if values stay in this process.
+    """
+
+    values: tuple[object, ...]
+    notes: tuple[Note, ...] = ()
+    value_bytes: tuple[int, ...] = ()
+
+    @classmethod
+    def here(cls, worker: str, values: Iterable[object], **about: Any) -> "Outcome":
+        """Return an outcome of this process, which has no attempts to count."""
+        pid = os.getpid()
+        place = {"worker_pid": pid, "coordinator_pid": pid, "node": platform.node()}
+        return cls(worker=worker, values=tuple(values), **place, **about)
+
+    @property
+    def ran(self) -> dict[str, Any]:
+        """The attributes of `Ran`."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(Ran)}

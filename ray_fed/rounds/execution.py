@@ -416,21 +416,11 @@ class Rounds:
                 round_index=call.spec.round_index,
                 subround_index=subround_index,
                 num_clients=sum(len(leaf) for leaf in leaves),
-                attempts=outcome.attempts,
                 started_s=started - call.spec.started,
                 seconds=time.monotonic() - started,
-                worker=outcome.worker,
-                worker_pid=outcome.worker_pid,
-                coordinator_pid=outcome.coordinator_pid,
-                node=outcome.node,
-                kernel_leaves=outcome.kernel_leaves,
-                no_kernel=outcome.no_kernel,
-                lost=outcome.lost,
                 bytes_sliced=bytes_sliced,
                 bytes_returned=sum(outcome.value_bytes),
-                fingerprint=outcome.fingerprint,
-                num_workers=outcome.num_workers,
-                busy_s=outcome.busy_s,
+                **outcome.ran,
             )
         )
         return outcome

@@ -4,10 +4,11 @@ import pytest
 
 from ray_fed.contexts.slow_ways import SlowPathWarnings
 from ray_fed.observability import events
+from tests.observability import subrounds
 
 
 def interpreted(reason: str) -> events.SubroundFinished:
-    return events.SubroundFinished(0, 0, 3, 1, 0.0, 2.0, "w", 1, 1, "n", 0, reason)
+    return subrounds.finished(0, no_kernel=reason)
 
 
 def run(sink: SlowPathWarnings, told: list[events.Event], seconds: float) -> None:

@@ -19,7 +19,7 @@ _FIELDS: dict[str, Any] = {
 
 
 def finished(round_index: int = 4, **fields: Any) -> events.SubroundFinished:
-    return events.SubroundFinished(round_index, **_FIELDS | fields)
+    return events.SubroundFinished(round_index=round_index, **_FIELDS | fields)
 
 
 def reported(**fields: Any) -> SubroundReport:
