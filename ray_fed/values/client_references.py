@@ -21,7 +21,6 @@ import itertools
 import logging
 import operator
 import pickle
-import threading
 import types
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -626,9 +625,8 @@ class ListCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._seen: LruCache[Hashable, Hashable] = LruCache(_SEEN_LISTS)
-        self._kept: collections.OrderedDict[Hashable, tuple[_Content, ClientRun]]
-        self._kept = collections.OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: LruCache[Hashable, tuple[_Content, ClientRun]]
+        self._kept = LruCache(max_weight=max_bytes, least=0)
 
     def find(
         self,
@@ -650,30 +648,20 @@ class ListCache:
         if 2 * content.num_bytes > self._max_bytes:
             return read(members)
         key = content.sample(), member
-        with self._lock:
-            kept, run = self._kept.get(key, (None, []))
-            if kept is not None:
-                self._kept.move_to_end(key)
-        if kept is not None and kept.equals(content):
-            return run
+        kept = self._kept.find(key)
+        if kept is not None and kept[0].equals(content):
+            return kept[1]
         if self._seen.find(key) is None:
             self._seen.put(key, key)
             return read(members)
         copy = content.copy()
         run = _place(read(copy.read()), member)
-        with self._lock:
-            self._kept[key] = copy, run
-            while self._count_bytes() > self._max_bytes:
-                self._kept.popitem(last=False)
+        self._kept.put(key, (copy, run), 2 * copy.num_bytes)
         return run
-
-    def _count_bytes(self) -> int:
-        return 2 * sum(copy.num_bytes for copy, _ in self._kept.values())
 
     def clear(self) -> None:
         """Drop all lists."""
-        with self._lock:
-            self._kept.clear()
+        self._kept.clear()
         self._seen.clear()
 
 

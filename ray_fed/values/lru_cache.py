@@ -18,12 +18,15 @@ class LruCache(Generic[_Key, _Value]):
         limit: Maximum number of values, >= 1.
         on_drop: Function that is called with each value that leaves the cache.
         max_weight: Maximum sum of the values' weights, such as bytes.
-        least: Number of latest values that stay regardless of their weight, >= 1.
+        least: Number of latest values that stay regardless of their weight, >= 0.
+
+    Attributes:
+        weight: Sum of the values' weights.
     """
 
     def __init__(
         self,
-        limit: int,
+        limit: float = math.inf,
         on_drop: Callable[[_Value], object] = lambda _: None,
         *,
         max_weight: float = math.inf,
@@ -32,8 +35,8 @@ class LruCache(Generic[_Key, _Value]):
         self._limit = limit
         self._on_drop = on_drop
         self._max_weight, self._least = max_weight, least
-        self._weights: dict[_Key, float] = {}
-        self._held: dict[_Key, _Value] = {}  # the least recently used first
+        self.weight: float = 0
+        self._held: dict[_Key, tuple[_Value, float]] = {}  # least recently used first
         # Reentrant: freeing a value under the lock may call this cache again.
         self._lock = threading.RLock()
 
@@ -60,44 +63,44 @@ class LruCache(Generic[_Key, _Value]):
         with self._lock:
             if key not in self._held:
                 return None
-            value = self._held[key] = self._held.pop(key)
+            value, _ = self._held[key] = self._held.pop(key)
             return value
 
     def put(self, key: _Key, value: _Value, weight: float = 0) -> None:
         """Set the value of a key and drop its previous value."""
         with self._lock:
-            dropped = [self._held.pop(key, None)]
-            self._held[key], self._weights[key] = value, weight
+            dropped = [self._pop(key)] if key in self._held else []
+            self._held[key] = value, weight
+            self.weight += weight
             while len(self._held) > self._limit or (
-                len(self._held) > self._least
-                and sum(self._weights.values()) > self._max_weight
+                len(self._held) > self._least and self.weight > self._max_weight
             ):
-                oldest = next(iter(self._held))
-                dropped.append(self._held.pop(oldest))
-                del self._weights[oldest]
+                dropped.append(self._pop(next(iter(self._held))))
         for former in dropped:
-            if former is not None and former is not value:
+            if former is not value:
                 self._on_drop(former)
 
-    def drop(self, key: _Key, is_it: Callable[[_Value], bool]) -> None:
+    def _pop(self, key: _Key) -> _Value:
+        value, weight = self._held.pop(key)
+        self.weight -= weight
+        return value
+
+    def drop(self, key: _Key, is_it: Callable[[_Value], bool] = lambda _: True) -> None:
         """Drop the value of a key if `is_it` returns true for it."""
         with self._lock:
-            value = self._held.get(key)
-            if value is None or not is_it(value):
+            if key not in self._held or not is_it(self._held[key][0]):
                 return
-            del self._held[key], self._weights[key]
+            value = self._pop(key)
         self._on_drop(value)
 
     def items(self) -> list[tuple[_Key, _Value]]:
         """Return (key, value) pairs, the least recently used first."""
         with self._lock:
-            return list(self._held.items())
+            return [(key, value) for key, (value, _) in self._held.items()]
 
     def clear(self) -> None:
         """Drop all values."""
         with self._lock:
-            dropped = list(self._held.values())
-            self._held.clear()
-            self._weights.clear()
+            dropped = [self._pop(key) for key in list(self._held)]
         for value in dropped:
             self._on_drop(value)

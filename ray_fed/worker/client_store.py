@@ -6,7 +6,6 @@ when the source no longer exists.
 """
 
 import collections
-import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
@@ -22,13 +21,6 @@ _KEPT_SIZES = 65_536
 """Number of client ranges whose size is remembered, so they are measured once."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    value: Any
-    num_bytes: int
-    tokens: frozenset[str]
-
-
 class ClientStore:
     """Reads clients' data and caches it.
 
@@ -39,12 +31,12 @@ class ClientStore:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self.num_bytes = 0
-        self._kept: collections.OrderedDict[Hashable, _Kept] = collections.OrderedDict()
+        # Values with the tokens of their sources.
+        self.kept: LruCache[Hashable, tuple[Any, frozenset[str]]]
+        self.kept = LruCache(max_weight=max_bytes, least=0)
         self._sources: dict[str, ClientSource | None] = {}
         self._gone: collections.deque[str] = collections.deque()
-        self._sizes: collections.OrderedDict[tuple[str, bytes], int]
-        self._sizes = collections.OrderedDict()
+        self._sizes: LruCache[tuple[str, bytes], int] = LruCache(_KEPT_SIZES)
         self._asked: LruCache[int, int] = LruCache(_KEPT_SIZES)
 
     def read(self, member: ClientMember) -> Plain:
@@ -83,12 +75,9 @@ class ClientStore:
         """Return the approximate bytes of arrays in the values of clients."""
         if not isinstance(clients, ClientRun):
             return stored.count_bytes(clients)
-        if clients.key not in self._sizes:
-            read = list(self.read_all(clients))
-            self._sizes[clients.key] = stored.count_bytes(read)
-            if len(self._sizes) > _KEPT_SIZES:
-                self._sizes.popitem(last=False)
-        return self._sizes[clients.key]
+        return self._sizes.get(
+            clients.key, lambda: stored.count_bytes(list(self.read_all(clients)))
+        )
 
     def keep(
         self,
@@ -105,16 +94,13 @@ class ClientStore:
             make: Function that makes the value.
             count: Function that returns the bytes of the value.
         """
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key].value
+        kept = self.kept.find(key)
+        if kept is not None:
+            return kept[0]
         made = make()
         size = count(made)
         if size <= self._max_bytes:
-            self._kept[key] = _Kept(made, int(size), tokens)
-            self.num_bytes += int(size)
-        while self.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._kept)))
+            self.kept.put(key, (made, tokens), int(size))
         return made
 
     def is_repeated(self, key: Hashable) -> bool:
@@ -135,14 +121,10 @@ class ClientStore:
 
     def close(self) -> None:
         """Drop all cached data."""
-        self._kept.clear()
+        self.kept.clear()
         self._sources.clear()
         self._sizes.clear()
         self._asked.clear()
-        self.num_bytes = 0
-
-    def _drop(self, key: Hashable) -> None:
-        self.num_bytes -= self._kept.pop(key).num_bytes
 
     def _drop_gone(self) -> None:
         gone: set[str] = set()
@@ -154,10 +136,12 @@ class ClientStore:
             gone.add(token)
         if not gone:
             return
-        for key in [k for k, kept in self._kept.items() if kept.tokens & gone]:
-            self._drop(key)
-        for key in [key for key in self._sizes if key[0] in gone]:
-            del self._sizes[key]
+        for key, (_, tokens) in self.kept.items():
+            if tokens & gone:
+                self.kept.drop(key)
+        for range_key, _ in self._sizes.items():  # noqa: PERF102 (no dictionary)
+            if range_key[0] in gone:
+                self._sizes.drop(range_key)
 
     def _open(self, source: ClientSource) -> ClientSource:
         """Return the source to read: the first with this token, if it opens once."""

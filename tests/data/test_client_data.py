@@ -622,7 +622,7 @@ class TestClientStore:
 
         assert [ask(key) for key in "abaca"] == list("abaca")
         assert made == list("abac")
-        assert store.num_bytes == 1
+        assert store.kept.weight == 1
 
     def test_hands_out_what_is_too_large_to_keep(self) -> None:
         data = ClientData.from_function(
@@ -663,11 +663,11 @@ class TestClientStore:
         for position in range(2):
             store.read(data[position])
             store.read(other[position])
-        assert store.num_bytes == 160
+        assert store.kept.weight == 160
 
         if end == "close":
             store.close()
-            assert store.num_bytes == 0
+            assert store.kept.weight == 0
             return
         if end == "forget":
             store.forget([data.source.token])
@@ -676,7 +676,7 @@ class TestClientStore:
             gc.collect()
             store.read(other[0])
 
-        assert store.num_bytes == 80
+        assert store.kept.weight == 80
 
 
 def test_run_is_cut_without_being_read() -> None:
