@@ -569,12 +569,7 @@ class RemoteExecutor(flf.Executor):
     ) -> RemoteValue:
         function = self._own(comp)
         argument = None if arg is None else self._own(arg)
-        type_spec = function.type_signature
-        if not isinstance(type_spec, fl.FunctionType):
-            raise errors.ValueMismatchError(
-                f"Expected a function to call, found a value of type `{type_spec}`."
-            )
-        type_checks.check_argument(type_spec, argument)
+        type_spec = type_checks.check_call(function, argument)
         draw = random_keys.current_or_random()
 
         async def make(worker: Worker, key: int) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import cast
 
 import federated_language as fl
-import numpy as np
 
 import ray_fed.plan.plans as plans
 from ray_fed.compiler.aggregates import (
@@ -312,15 +311,7 @@ class SelectArguments:
 
     def close(self, constants: Sequence[flf.Reference]) -> plans.Selection:
         """Return the selection as a function of all constants and a key."""
-        of_constants = fl.StructType([c.type_signature for c in constants])
-        whole = fl.StructType([of_constants, fl.TensorType(np.int32)])
-        parameter = flf.Reference(_SELECTED, whole)
-        function = type_checks.function_type(self.function.type_signature)
-        pair_type = type_checks.struct_type(cast("fl.Type", function.parameter))
-        names = (name for name, _ in pair_type.items())
-        pair = zip(names, [self.state, select(parameter, 1)], strict=True)
-        call = flf.Call(self.function, flf.Struct(list(pair)))
-        closed = close_over(parameter, bind(parameter, 0, constants), call)
+        closed = plans.close_selection(self.function, self.state, constants)
         limit = [constant.name for constant in constants].index(self.max_key.name)
         return plans.Selection(blocks.serialize(closed), self.keys, limit)
 

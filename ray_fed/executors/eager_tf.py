@@ -278,15 +278,10 @@ class EagerTFExecutor(fl.framework.Executor):
         """
         _check_eager()
         function = type_checks.narrow(comp, EagerValue, "EagerTFExecutor")
-        type_spec = function.type_signature
-        if not isinstance(type_spec, fl.FunctionType):
-            raise errors.ValueMismatchError(
-                f"Expected a function to call, found a value of type `{type_spec}`."
-            )
         argument = None
         if arg is not None:
             argument = type_checks.narrow(arg, EagerValue, "EagerTFExecutor")
-        type_checks.check_argument(type_spec, argument)
+        type_spec = type_checks.check_call(function, argument)
         if argument is None or type_spec.parameter is None:
             return EagerValue(function.reference(), type_spec.result)
         argument = self._placed(retyped(argument, type_spec.parameter))

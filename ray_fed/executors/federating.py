@@ -312,13 +312,8 @@ class FederatingExecutor(flf.Executor):
         """
         function = self._narrow(comp)
         argument = None if arg is None else self._narrow(arg)
-        type_spec = function.type_signature
-        if not isinstance(type_spec, fl.FunctionType):
-            raise errors.ValueMismatchError(
-                f"Expected a function to call, found a value of type `{type_spec}`."
-            )
         _check_all_equal(function, argument)
-        type_checks.check_argument(type_spec, argument)
+        type_spec = type_checks.check_call(function, argument)
         match function.reference:
             case flf.Intrinsic() if self._is_federated(function.reference.uri):
                 uri = function.reference.uri
@@ -346,12 +341,8 @@ class FederatingExecutor(flf.Executor):
         self._check_placement(type_spec.result)
         own = self.strategy.intrinsics.get(uri)
         if own is None:
-            called = await interpretation.HANDLERS[uri](self, arg, type_spec)
-            if not type_checks.is_at_server(type_spec.result):
-                return called
-            result = cast("fl.FederatedType", type_spec.result)
-            placed = await self.strategy.place(called.reference, result)
-            return FederatedValue(placed, result)
+            call = interpretation.Call(self.strategy, self.unplaced, arg, type_spec)
+            return await call.run(uri)
         result = await own(None if arg is None else await _resolve(arg), type_spec)
         return FederatedValue(result, type_spec.result)
 
@@ -373,7 +364,7 @@ class FederatingExecutor(flf.Executor):
         if isinstance(arg.reference, Closure):
             function = await arg.reference.portable()
             return await self.unplaced.create_value(function)
-        return await unplaced_value(self, arg)
+        return await unplaced_value(self.unplaced, arg)
 
     @override
     async def create_struct(self, elements: Any) -> FederatedValue:

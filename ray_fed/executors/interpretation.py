@@ -5,9 +5,10 @@ of clients, and the unplaced executor does the work of the server. A `federated_
 evaluates one graph for all keys, if the unplaced executor has such graphs.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -103,15 +104,8 @@ class FederatedValue(EmbeddedValue):
         return await (await self.equal.get()).compute()
 
 
-class Interpreter(Protocol):
-    """The parts of an executor that a handler uses."""
-
-    strategy: FederatingStrategy
-    unplaced: flf.Executor
-
-
 async def unplaced_value(
-    interpreter: Interpreter, value: FederatedValue
+    unplaced: flf.Executor, value: FederatedValue
 ) -> flf.ExecutorValue:
     """Return a value without clients as one embedded in the unplaced executor."""
     match value.reference:
@@ -121,19 +115,16 @@ async def unplaced_value(
             return await value.reference.get()
         case structs.Struct():
             elements = [
-                (name, await unplaced_value(interpreter, member))
+                (name, await unplaced_value(unplaced, member))
                 for name, member in structs.iter_elements(value.reference)
             ]
-            return await interpreter.unplaced.create_struct(structs.Struct(elements))
+            return await unplaced.create_struct(structs.Struct(elements))
         case _ if isinstance(value.type_signature, fl.FunctionType):
-            function = await to_function(value)
-            return await interpreter.unplaced.create_value(function)
+            return await unplaced.create_value(await to_function(value))
         case reference if type_checks.is_at_server(value.type_signature):
             # The strategy represents values at the server by another class.
             member = type_checks.member_type(value.type_signature)
-            return await interpreter.unplaced.create_value(
-                await reference.compute(), member
-            )
+            return await unplaced.create_value(await reference.compute(), member)
         case _:
             raise errors.ValueMismatchError(
                 f"Expected a value without clients, found `{value.type_signature}`."
@@ -141,7 +132,7 @@ async def unplaced_value(
 
 
 async def call_at_server(
-    interpreter: Interpreter, function: FederatedValue, arg: FederatedValue | None
+    unplaced: flf.Executor, function: FederatedValue, arg: FederatedValue | None
 ) -> flf.ExecutorValue:
     """Call a function at the server.
 
@@ -151,10 +142,10 @@ async def call_at_server(
     if isinstance(function.reference, Closure):
         result = await function.reference(arg)
         called = type_checks.narrow(result, FederatedValue, "FederatingExecutor")
-        return await unplaced_value(interpreter, called)
-    embedded = await unplaced_value(interpreter, function)
-    argument = None if arg is None else await unplaced_value(interpreter, arg)
-    return await interpreter.unplaced.create_call(embedded, argument)
+        return await unplaced_value(unplaced, called)
+    embedded = await unplaced_value(unplaced, function)
+    argument = None if arg is None else await unplaced_value(unplaced, arg)
+    return await unplaced.create_call(embedded, argument)
 
 
 async def select_all(
@@ -181,7 +172,15 @@ async def select_all(
         type_spec = state.type_signature
         plain = plain_values.to_plain(await state.compute(), type_spec, "the state")
         constants = (plain, *(value for _, _, value in function.captured))
-        work = plans.KeySelection(blocks.serialize(_close(function, type_spec)))
+        captured = [
+            flf.Reference(name, blocks.parse_type(type_bytes))
+            for name, type_bytes, _ in function.captured
+        ]
+        root = flf.Reference("selected_state", type_spec)
+        block = plans.close_selection(
+            function.building_block(), root, [root, *captured]
+        )
+        work = plans.KeySelection(blocks.serialize(block))
         graph = await unplaced.create_value(work)
         parameter = type_checks.function_type(graph.type_signature).parameter
         argument = await unplaced.create_value((constants, different), parameter)
@@ -225,130 +224,103 @@ def check_keys(all_keys: Sequence[Any], max_key: int) -> None:
             )
 
 
-def _close(function: Function, state: fl.Type) -> flf.Lambda:
-    """Return the function of state and key as a function of constants and key.
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a federated intrinsic.
 
-    The constants are the state and the captured values.
+    Attributes:
+        strategy: Does the work of clients.
+        unplaced: Does the work of the server.
+        arg: The embedded argument.
+        type_spec: The type of the call.
     """
-    captured = [
-        (name, blocks.parse_type(type_bytes))
-        for name, type_bytes, _ in function.captured
-    ]
-    constants = fl.StructType([state, *(type_spec for _, type_spec in captured)])
-    parameter = flf.Reference(
-        "selected", fl.StructType([constants, fl.TensorType(np.int32)])
-    )
-    constant = flf.Selection(parameter, index=0)
-    locals_ = [
-        (name, flf.Selection(constant, index=index))
-        for index, (name, _) in enumerate(captured, 1)
-    ]
-    block = function.building_block()
-    pair_type = type_checks.function_type(block.type_signature).parameter
-    names = [
-        name for name, _ in type_checks.struct_type(cast("Any", pair_type)).items()
-    ]
-    pair = [flf.Selection(constant, index=0), flf.Selection(parameter, index=1)]
-    call = flf.Call(block, flf.Struct(list(zip(names, pair, strict=True))))
-    body = flf.Block(locals_, call) if locals_ else call
-    return flf.Lambda(parameter.name, parameter.type_signature, body)
+
+    strategy: FederatingStrategy
+    unplaced: flf.Executor
+    arg: FederatedValue | None
+    type_spec: fl.FunctionType
+
+    @property
+    def whole(self) -> FederatedValue:
+        """The argument, which must be there."""
+        return type_checks.narrow(self.arg, FederatedValue, "FederatingExecutor")
+
+    def part(self, index: int) -> FederatedValue:
+        """Return an element of the argument."""
+        part = self.whole.reference[index]
+        return type_checks.narrow(part, FederatedValue, "FederatingExecutor")
+
+    @property
+    def result(self) -> fl.FederatedType:
+        """The type of the result."""
+        return cast("fl.FederatedType", self.type_spec.result)
+
+    async def run(self, uri: str) -> FederatedValue:
+        """Call a handler, and have the strategy place a result at the server."""
+        returned = await HANDLERS[uri](self)
+        if isinstance(returned, FederatedValue):
+            return returned
+        if type_checks.is_at_server(self.result):
+            returned = await self.strategy.place(returned, self.result)
+        return FederatedValue(returned, self.result)
 
 
-Handler = Callable[
-    [Interpreter, FederatedValue | None, fl.FunctionType], Awaitable[FederatedValue]
-]
-"""A handler. The strategy has not placed a result at the server yet."""
+Handler = Callable[[Call], Awaitable[Any]]
+"""Returns a `FederatedValue`, or the reference of one with the type of the call. A
+result at the server is a value of the unplaced executor."""
 
 
-def _part(arg: FederatedValue | None, index: int) -> FederatedValue:
-    struct = type_checks.narrow(arg, FederatedValue, "FederatingExecutor").reference
-    return type_checks.narrow(struct[index], FederatedValue, "FederatingExecutor")
+async def _value_at_server(call: Call) -> Any:
+    return await unplaced_value(call.unplaced, call.whole)
 
 
-def _whole(arg: FederatedValue | None) -> FederatedValue:
-    return type_checks.narrow(arg, FederatedValue, "FederatingExecutor")
+async def _all_equal_at_clients(call: Call) -> Any:
+    value = await unplaced_value(call.unplaced, call.whole)
+    everywhere = fl.FederatedType(call.result.member, fl.CLIENTS, all_equal=True)
+    placed = await call.strategy.place(value, everywhere)
+    return FederatedValue(placed, call.result, Deferred(constant(value)))
 
 
-async def _value_at_server(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    value = await unplaced_value(interpreter, _whole(arg))
-    return FederatedValue(value, type_spec.result)
+async def _eval_at_server(call: Call) -> Any:
+    return await call_at_server(call.unplaced, call.whole, None)
 
 
-async def _all_equal_at_clients(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    value = await unplaced_value(interpreter, _whole(arg))
-    result = cast("fl.FederatedType", type_spec.result)
-    placed_type = fl.FederatedType(result.member, fl.CLIENTS, all_equal=True)
-    placed = await interpreter.strategy.place(value, placed_type)
-    return FederatedValue(placed, result, Deferred(constant(value)))
+async def _eval_at_clients(call: Call) -> Any:
+    function = await to_function(call.whole)
+    return await call.strategy.map(function, None, call.result.member)
 
 
-async def _eval_at_server(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    called = await call_at_server(interpreter, _whole(arg), None)
-    return FederatedValue(called, type_spec.result)
+async def _map(call: Call) -> Any:
+    function, argument = await to_function(call.part(0)), call.part(1).reference
+    return await call.strategy.map(function, argument, call.result.member)
 
 
-async def _eval_at_clients(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    function = await to_function(_whole(arg))
-    placed = await interpreter.strategy.map(
-        function, None, type_checks.member_type(type_spec.result)
-    )
-    return FederatedValue(placed, type_spec.result)
-
-
-async def _map(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    function = await to_function(_part(arg, 0))
-    placed = await interpreter.strategy.map(
-        function, _part(arg, 1).reference, type_checks.member_type(type_spec.result)
-    )
-    return FederatedValue(placed, type_spec.result)
-
-
-async def _map_all_equal(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
+async def _map_all_equal(call: Call) -> Any:
     """Map an all-equal value. Without clients, the server computes the result."""
-    mapped = await _map(interpreter, arg, type_spec)
-    function, equal = _part(arg, 0), _part(arg, 1).equal
+    mapped = await _map(call)
+    function, equal = call.part(0), call.part(1).equal
     if equal is None:
         return mapped
 
     key = random_keys.current()
 
-    async def call() -> flf.ExecutorValue:
+    async def call_once() -> flf.ExecutorValue:
         member = await equal.get()
         value = FederatedValue(member, member.type_signature)
         with random_keys.using(key):
-            return await call_at_server(interpreter, function, value)
+            return await call_at_server(call.unplaced, function, value)
 
-    return FederatedValue(mapped.reference, type_spec.result, Deferred(call))
+    return FederatedValue(mapped, call.result, Deferred(call_once))
 
 
-async def _apply(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    value = await unplaced_value(interpreter, _part(arg, 1))
+async def _apply(call: Call) -> Any:
+    value = await unplaced_value(call.unplaced, call.part(1))
     member = FederatedValue(value, value.type_signature)
-    called = await call_at_server(interpreter, _part(arg, 0), member)
-    return FederatedValue(called, type_spec.result)
+    return await call_at_server(call.unplaced, call.part(0), member)
 
 
-async def _zip_at_clients(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    placed = await interpreter.strategy.map(
-        None, _placed_arg(_whole(arg)), type_checks.member_type(type_spec.result)
-    )
-    return FederatedValue(placed, type_spec.result)
+async def _zip_at_clients(call: Call) -> Any:
+    return await call.strategy.map(None, _placed_arg(call.whole), call.result.member)
 
 
 def _placed_arg(value: FederatedValue) -> PlacedArg:
@@ -360,30 +332,25 @@ def _placed_arg(value: FederatedValue) -> PlacedArg:
     return cast("Placed", value.reference)
 
 
-async def _aggregate(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    merged = await interpreter.strategy.reduce(
-        cast("Placed", _part(arg, 0).reference),
-        await unplaced_value(interpreter, _part(arg, 1)),
-        await to_function(_part(arg, 2)),
-        await to_function(_part(arg, 3)),
+async def _aggregate(call: Call) -> Any:
+    merged = await call.strategy.reduce(
+        cast("Placed", call.part(0).reference),
+        await unplaced_value(call.unplaced, call.part(1)),
+        await to_function(call.part(2)),
+        await to_function(call.part(3)),
     )
     partial = FederatedValue(merged, merged.type_signature)
-    reported = await call_at_server(interpreter, _part(arg, 4), partial)
-    return FederatedValue(reported, type_spec.result)
+    return await call_at_server(call.unplaced, call.part(4), partial)
 
 
 def _derived(uri: str) -> Handler:
-    async def handle(
-        interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-    ) -> FederatedValue:
-        unplaced, strategy = interpreter.unplaced, interpreter.strategy
-        value, bounds = _whole(arg), list[flf.ExecutorValue]()
+    async def handle(call: Call) -> Any:
+        unplaced, strategy = call.unplaced, call.strategy
+        value, bounds = call.whole, list[flf.ExecutorValue]()
         if uri in intrinsics.BOUNDED:
-            value, bound = _part(arg, 0), _part(arg, 1)
-            bounds = [await unplaced_value(interpreter, bound)]
-        placed = await _zipped(interpreter, value)
+            value, bound = call.part(0), call.part(1)
+            bounds = [await unplaced_value(unplaced, bound)]
+        placed = await _zipped(strategy, value)
         types = [bound.type_signature for bound in bounds]
         derived = intrinsics.DERIVED_AGGREGATIONS[uri](placed.member, *types)
         if derived.check is not None:
@@ -404,15 +371,15 @@ def _derived(uri: str) -> Handler:
             Function(serialize(derived.accumulate)),
             Function(serialize(derived.merge)),
         )
-        if derived.report is not None:
-            report = await unplaced.create_value(derived.report)
-            result = await unplaced.create_call(report, result)
-        return FederatedValue(result, type_spec.result)
+        if derived.report is None:
+            return result
+        report = await unplaced.create_value(derived.report)
+        return await unplaced.create_call(report, result)
 
     return handle
 
 
-async def _zipped(interpreter: Interpreter, value: FederatedValue) -> Placed:
+async def _zipped(strategy: FederatingStrategy, value: FederatedValue) -> Placed:
     """Zip a struct of placed values, such as <value, weight>. Return others as is."""
     if not isinstance(value.reference, structs.Struct):
         return cast("Placed", value.reference)
@@ -420,37 +387,33 @@ async def _zipped(interpreter: Interpreter, value: FederatedValue) -> Placed:
     member = fl.StructType(
         [type_checks.member_type(part.type_signature) for _, part in elements]
     )
-    return await interpreter.strategy.map(None, _placed_arg(value), member)
+    return await strategy.map(None, _placed_arg(value), member)
 
 
-async def _select(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
+async def _select(call: Call) -> Any:
     """Evaluate the selection function at the server and send each client its elements.
 
     One graph evaluates all keys if there is one. Otherwise the function is called once
     for each key, or once for each client and key if it may draw random numbers.
     """
-    all_keys = await cast("Placed", _part(arg, 0).reference).compute()
-    check_keys(all_keys, int(await _part(arg, 1).compute()))
-    state, function = await unplaced_value(interpreter, _part(arg, 2)), _part(arg, 3)
+    all_keys = await cast("Placed", call.part(0).reference).compute()
+    check_keys(all_keys, int(await call.part(1).compute()))
+    unplaced, function = call.unplaced, call.part(3)
+    state = await unplaced_value(unplaced, call.part(2))
 
     async def select(key: int) -> Any:
-        embedded = await interpreter.unplaced.create_value(np.int32(key), np.int32)
-        pair = await interpreter.unplaced.create_struct([state, embedded])
+        embedded = await unplaced.create_value(np.int32(key), np.int32)
+        pair = await unplaced.create_struct([state, embedded])
         argument = FederatedValue(pair, pair.type_signature)
-        return await (await call_at_server(interpreter, function, argument)).compute()
+        return await (await call_at_server(unplaced, function, argument)).compute()
 
     is_random = may_draw(function)
-    result = cast("fl.FederatedType", type_spec.result)
     # One call per key takes far longer than one graph for all keys.
     if not is_random:
         travelling = await to_function(function)
-        by_client = await select_all(interpreter.unplaced, travelling, state, all_keys)
+        by_client = await select_all(unplaced, travelling, state, all_keys)
         if by_client is not None:
-            return FederatedValue(
-                await interpreter.strategy.place(by_client, result), result
-            )
+            return await call.strategy.place(by_client, call.result)
     selected: dict[int, Any] = {}
     sequences: list[list[Any]] = []
     for client_index, keys in enumerate(all_keys):
@@ -464,7 +427,7 @@ async def _select(
                 ):
                     selected[key] = await select(key)
         sequences.append([selected[int(key)] for key in keys])
-    return FederatedValue(await interpreter.strategy.place(sequences, result), result)
+    return await call.strategy.place(sequences, call.result)
 
 
 HANDLERS: Mapping[str, Handler] = {

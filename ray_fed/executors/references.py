@@ -13,7 +13,6 @@ from typing import Any, cast
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.errors as errors
 import ray_fed.values.plain_values as plain_values
 from ray_fed.executors.closure import (
     Closure,
@@ -92,12 +91,7 @@ class ReferenceResolvingExecutor(flf.Executor):
         argument = (
             None if arg is None else type_checks.narrow(arg, ResolvedValue, _NAME)
         )
-        type_spec = function.type_signature
-        if not isinstance(type_spec, fl.FunctionType):
-            raise errors.ValueMismatchError(
-                f"Expected a function to call, found a value of type `{type_spec}`."
-            )
-        type_checks.check_argument(type_spec, argument)
+        type_checks.check_call(function, argument)
         if isinstance(function.reference, ScopedLambda):
             return await self._call_lambda(function.reference, argument)
         embedded = None if argument is None else await self._embed(argument)

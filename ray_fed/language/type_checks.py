@@ -127,14 +127,19 @@ def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int
     )
 
 
-def check_argument(
-    type_spec: fl.FunctionType, argument: fl.framework.ExecutorValue | None
-) -> None:
-    """Raise unless a function of the type accepts the argument.
+def check_call(
+    function: fl.framework.ExecutorValue, argument: fl.framework.ExecutorValue | None
+) -> fl.FunctionType:
+    """Return the type of a function that is called with an argument, or none.
 
     Raises:
-        ValueMismatchError: It does not accept the argument.
+        ValueMismatchError: The function is none, or does not take the argument.
     """
+    type_spec = function.type_signature
+    if not isinstance(type_spec, fl.FunctionType):
+        raise errors.ValueMismatchError(
+            f"Expected a function to call, found a value of type `{type_spec}`."
+        )
     if type_spec.parameter is None and argument is not None:
         raise errors.ValueMismatchError(
             f"Expected no argument for `{type_spec}`, found one of type"
@@ -146,6 +151,7 @@ def check_argument(
         )
     if argument is not None and type_spec.parameter is not None:
         check_assignable(type_spec.parameter, argument.type_signature, "an argument")
+    return type_spec
 
 
 def check_no_argument(type_spec: fl.FunctionType, arg: object) -> None:

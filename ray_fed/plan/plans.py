@@ -21,11 +21,14 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import federated_language as fl
+import numpy as np
 
 from ray_fed.language import blocks, type_checks
 from ray_fed.plan.merge_tree import Subtree
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.values import tensor_structures
+
+flf = fl.framework
 
 
 def as_argument(values: Sequence[Any]) -> Any:
@@ -229,6 +232,36 @@ class Subround:
         """The clients of each leaf, by index among the clients of this subround."""
         first = self.leaves[0].start
         return [range(leaf.start - first, leaf.stop - first) for leaf in self.leaves]
+
+
+def close_selection(
+    function: flf.ComputationBuildingBlock,
+    state: flf.Reference,
+    constants: Sequence[flf.Reference],
+) -> flf.Lambda:
+    """Return a function of state and key as one of constants and a key.
+
+    Args:
+        function: The function, which captures constants only.
+        state: The constant that is the state.
+        constants: All constants.
+    """
+    of_constants = fl.StructType([constant.type_signature for constant in constants])
+    parameter = flf.Reference(
+        "selected", fl.StructType([of_constants, fl.TensorType(np.int32)])
+    )
+    passed, key = (flf.Selection(parameter, index=index) for index in range(2))
+    locals_ = [
+        (constant.name, flf.Selection(passed, index=index))
+        for index, constant in enumerate(constants)
+    ]
+    pair_type = type_checks.function_type(function.type_signature).parameter
+    names = [
+        name for name, _ in type_checks.struct_type(cast("Any", pair_type)).items()
+    ]
+    pair = flf.Struct(list(zip(names, [state, key], strict=True)))
+    body = flf.Block(locals_, flf.Call(function, pair))
+    return flf.Lambda(parameter.name, parameter.type_signature, body)
 
 
 @dataclasses.dataclass(frozen=True)
