@@ -24,7 +24,7 @@ import pickle
 import types
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import IO, Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import federated_language as fl
 import numpy as np
@@ -494,35 +494,23 @@ _LEAST_BYTES = 64 * 1024
 _SEEN_LISTS = 64
 """Number of lists that were passed once and of which only a hash is remembered."""
 
-_SAMPLED_ARRAYS, _SAMPLED = 64, 16
+_SAMPLED_ARRAYS, _SAMPLED_BYTES = 64, 128
 
 
 class _ListPickler(pickle.Pickler):
-    """Pickles lists of numbers, strings and arrays, without the bytes of arrays.
+    """Pickles lists of numbers, strings and arrays.
 
     Raises:
         PicklingError: The list has another object, or an array that is not contiguous.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.arrays: list[NDArray[Any]] = []
-
     @override
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.ndarray and not obj.dtype.hasobject:
-            order = "C" if obj.flags.c_contiguous else "F"
-            whole = obj if order == "C" else obj.T
-            if not whole.flags.c_contiguous:
-                raise pickle.PicklingError
-            if obj.dtype.kind not in "biufc":  # no buffer protocol for other dtypes
-                whole = whole.reshape(-1).view(np.uint8)
-            self.arrays.append(whole)
-            return _lay_array, (obj.shape, obj.dtype, order)
         is_named = isinstance(obj, tuple) and hasattr(obj, "_fields")
-        if is_named or isinstance(obj, _PICKLED):
-            return NotImplemented
-        raise pickle.PicklingError
+        is_spread = isinstance(obj, np.ndarray) and not obj.flags.forc
+        if is_spread or not (is_named or isinstance(obj, _PICKLED)):
+            raise pickle.PicklingError
+        return NotImplemented
 
 
 _PICKLED = (
@@ -536,35 +524,13 @@ _PICKLED = (
 )
 
 
-def _lay_array(*about: Any) -> NDArray[Any]:
-    """Stand for `_ListUnpickler.lay` in a pickled structure."""
-    raise NotImplementedError(f"An array without its bytes: {about}.")
-
-
-class _ListUnpickler(pickle.Unpickler):
-    def __init__(self, content: "_Content") -> None:
-        super().__init__(io.BytesIO(content.structure))
-        self._arrays = iter(content.arrays)
-
-    @override
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) == (__name__, _lay_array.__name__):
-            return self.lay
-        return super().find_class(module_name, global_name)
-
-    def lay(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]
-    ) -> NDArray[Any]:
-        return np.ndarray(shape, dtype, next(self._arrays), order=order)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Content:
     """The content of a list.
 
     Attributes:
         structure: The pickled list, without the bytes of its arrays.
-        arrays: The list's own arrays, or copies of their bytes.
+        arrays: The bytes of the list's own arrays, or copies of them.
         num_bytes: Bytes of structure and arrays.
     """
 
@@ -575,21 +541,22 @@ class _Content:
     @classmethod
     def of(cls, members: Sequence[Any]) -> "_Content | None":
         """Return the content of a list, or None if it has objects of other types."""
-        file = io.BytesIO()
-        pickler = _ListPickler(file)
+        file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+        protocol = pickle.HIGHEST_PROTOCOL
         try:
-            pickler.dump(members)
+            _ListPickler(file, protocol, buffer_callback=buffers.append).dump(members)
         except (pickle.PicklingError, RecursionError):
             return None
-        num_bytes = file.tell() + sum(array.nbytes for array in pickler.arrays)
-        return cls(file.getvalue(), pickler.arrays, num_bytes)
+        arrays = [buffer.raw() for buffer in buffers]
+        num_bytes = file.tell() + sum(array.nbytes for array in arrays)
+        return cls(file.getvalue(), arrays, num_bytes)
 
     def sample(self) -> bytes:
-        """Return a hash of the structure and of some elements of some arrays."""
+        """Return a hash of the structure and of some bytes of some arrays."""
         found = hashlib.sha256(self.structure)
         for array in self.arrays[:: 1 + len(self.arrays) // _SAMPLED_ARRAYS]:
-            flat = array.reshape(-1)
-            found.update(flat[:_SAMPLED].tobytes() + flat[-_SAMPLED:].tobytes())
+            found.update(array[:_SAMPLED_BYTES])
+            found.update(array[-_SAMPLED_BYTES:])
         return found.digest()
 
     def equals(self, other: "_Content") -> bool:
@@ -599,12 +566,11 @@ class _Content:
         )
 
     def copy(self) -> "_Content":
-        copies = [bytearray(memoryview(array)) for array in self.arrays]
-        return dataclasses.replace(self, arrays=copies)
+        return dataclasses.replace(self, arrays=list(map(bytearray, self.arrays)))
 
     def read(self) -> Sequence[Any]:
         """Return the list. Its arrays share these bytes."""
-        return _ListUnpickler(self).load()
+        return pickle.loads(self.structure, buffers=self.arrays)
 
 
 class ListCache:
