@@ -35,7 +35,7 @@ from ray_fed.files.opening import expand_home
 from ray_fed.imports import import_extra, install_command
 from ray_fed.language.type_checks import read_whole
 from ray_fed.learning.checks import check_number
-from ray_fed.learning.history import History, RoundRecord, Seen, expect_name, row_of
+from ray_fed.learning.history import History, RoundRecord, expect_name, row_of
 from ray_fed.learning.models import Model
 from ray_fed.observability import reprs
 
@@ -368,29 +368,28 @@ class _Best:
         self._restart()
 
     def _restart(self) -> None:
-        self._seen: Seen | None = None
+        self._name, self._size = "", 0  # of what was read
+        self._last: RoundRecord | None = None
         self.place: int | None = None
         self._value, self.since, self.is_last = math.inf, 0, False
 
-    @override
-    def __getstate__(self) -> dict[str, Any]:
-        # `_seen` refers to the whole history, which a copy in a process does not need.
-        return self.__dict__ | {"_seen": None}
-
     def read(self, history: History) -> None:
         """Read a history, which usually continues the last one."""
-        values, seen = history.read_new(self._monitor, self._seen)
-        if not seen.start:
+        name, size = history.full_name(self._monitor), self._size
+        goes_on = 0 < size <= len(history) and history[size - 1] is self._last
+        if name != self._name or not goes_on:
             self._restart()
-        self._seen = seen
         best, since, sign, delta = self._value, self.since, self._sign, self._min_delta
-        for place, value in enumerate(values, seen.start):
+        values = history.values(name)[self._size :]
+        for place, value in enumerate(values, self._size):
             since += value is not None
             if value is not None and sign * value < best - delta:
                 best, since, self.place = sign * value, 0, place
         if values:
             self.is_last = values[-1] is not None and since == 0
+            self._last = history[-1]
         self._value, self.since = best, since
+        self._name, self._size = name, len(history)
 
 
 def _is_rising(metric: str, mode: str) -> bool:

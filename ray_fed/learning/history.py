@@ -13,7 +13,7 @@ import pathlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast, overload
+from typing import Any, Literal, cast, overload
 
 import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport]  # numpy learns bfloat16
 import numpy as np
@@ -420,22 +420,6 @@ def open_log(path: object) -> RecordLog:
     return RecordLog(path, "history_")
 
 
-class Seen(NamedTuple):
-    """How much of a history was read by `History.read_new`.
-
-    Attributes:
-        name: The full name of the metric.
-        shared: The records that the history shares with its continuations.
-        size: The number of rounds that were read.
-        start: The first of these that was new.
-    """
-
-    name: str
-    shared: Any
-    size: int
-    start: int = 0
-
-
 _PANELS_A_ROW = 4  # of a plot: a notebook is about as wide
 
 
@@ -585,27 +569,6 @@ class History(Sequence[RoundRecord]):
     def _has(self, name: str) -> bool:
         first = self._shared.column(name).first
         return first is not None and first < self._size
-
-    def read_new(self, metric: str, seen: "Seen | None") -> "tuple[list[Any], Seen]":
-        """Return the values of a metric that are new since an earlier call.
-
-        Args:
-            metric: As for `values`.
-            seen: The second result of the earlier call, or None.
-
-        Returns:
-            The new values, and the argument of the next call. All values are new if
-            this history does not continue the earlier one.
-
-        Raises:
-            ConfigError: As for `values`.
-        """
-        name = self.full_name(metric)
-        now = Seen(name, self._shared, self._size)
-        column = self._shared.column(name).values
-        begins = seen is not None and seen[:2] == now[:2] and seen.size <= now.size
-        start = seen.size if seen is not None and begins else 0
-        return column[start : self._size], now._replace(start=start)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a flat dict for each round, as in CSV files and tables.
