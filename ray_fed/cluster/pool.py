@@ -25,7 +25,7 @@ import statistics
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import ray
@@ -39,6 +39,7 @@ from ray_fed.cluster.joining import Job
 from ray_fed.cluster.ray_strategy import LostWorkerError, Worker
 from ray_fed.config import Config
 from ray_fed.executors.loops import LoopThread
+from ray_fed.language import trees
 from ray_fed.plan import outcomes
 from ray_fed.plan.fingerprint import (
     Fingerprint,
@@ -888,20 +889,14 @@ def name_clients(argument: Any) -> bytes:
             refers to clients.
     """
     digest, is_empty = hashlib.sha256(), True
-    for run in _runs(argument):
+    for run in trees.flatten(argument):
+        if not isinstance(run, ClientRun):
+            continue
         token, positions = run.key
         digest.update(b"%d %b" % (len(positions), token.encode()))
         digest.update(positions)
         is_empty = False
     return b"" if is_empty else digest.digest()
-
-
-def _runs(argument: Any) -> Iterator[ClientRun]:
-    if isinstance(argument, ClientRun):
-        yield argument
-    elif isinstance(argument, tuple):
-        for part in cast("tuple[Any, ...]", argument):
-            yield from _runs(part)
 
 
 @dataclasses.dataclass

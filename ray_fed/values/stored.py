@@ -167,16 +167,13 @@ def check_cardinality(
 def holds_stored(value: Plain) -> bool:
     """Return whether nested tuples contain a `Stored`."""
     return isinstance(value, tuple) and any(
-        isinstance(element, Stored) or holds_stored(element)
-        for element in cast("tuple[Any, ...]", value)
+        isinstance(leaf, Stored) for leaf in trees.flatten(value)
     )
 
 
 def holds_external(value: Plain) -> bool:
     """Return whether a value is or contains an `External`."""
-    if isinstance(value, tuple):
-        return any(map(holds_external, cast("tuple[Any, ...]", value)))
-    return isinstance(value, External)
+    return any(isinstance(leaf, External) for leaf in trees.flatten(value))
 
 
 def count_bytes(value: Plain) -> int:
@@ -193,12 +190,16 @@ def count_bytes(value: Plain) -> int:
 
 def count_rows(value: Plain) -> float | None:
     """Return the number of rows in a value's sequences, or None without sequences."""
-    if isinstance(value, columnar_sequence.ColumnarSequence):
-        return float(max([value.length, *(len(c.rows) for c in value.columns)]))
-    if not isinstance(value, tuple):
-        return None
-    counts = [count_rows(member) for member in cast("tuple[Any, ...]", value)]
-    return sum(known) if (known := [c for c in counts if c is not None]) else None
+    counts = [
+        float(max([each.length, *(len(c.rows) for c in each.columns)]))
+        for each in _sequences_in(value)
+    ]
+    return sum(counts) if counts else None
+
+
+def _sequences_in(value: Plain) -> list[columnar_sequence.ColumnarSequence]:
+    kind = columnar_sequence.ColumnarSequence
+    return [leaf for leaf in trees.flatten(value) if isinstance(leaf, kind)]
 
 
 def sizes_of_sequences(value: Plain) -> list[int]:
@@ -207,15 +208,12 @@ def sizes_of_sequences(value: Plain) -> list[int]:
     A sequence of batches has the number of rows of each batch. Another sequence has its
     number of elements.
     """
-    match value:
-        case columnar_sequence.ColumnarSequence(columns=[first, *_]):
+    sizes: list[int] = []
+    for each in _sequences_in(value):
+        for first in each.columns[:1]:
             splits = first.splits
-            return [value.length] if splits is None else np.diff(splits).tolist()
-        case tuple():
-            members = map(sizes_of_sequences, cast("tuple[Any, ...]", value))
-            return [size for sizes in members for size in sizes]
-        case _:
-            return []
+            sizes += [each.length] if splits is None else np.diff(splits).tolist()
+    return sizes
 
 
 def count_rows_of_each(values: Sequence[Plain]) -> list[float] | None:
