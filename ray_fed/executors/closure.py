@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
 import federated_language as fl
-from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.values.plain_values as plain_values
 from ray_fed.executors.embedded_value import EmbeddedValue
-from ray_fed.executors.fan_out import Once, gather_by_index
+from ray_fed.executors.fan_out import Once
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.plan import random_keys
 
@@ -52,27 +51,6 @@ class Scope:
 
 class ResolvedValue(EmbeddedValue):
     """A value of the target, a struct of such values, or a function with its scope."""
-
-    @override
-    async def compute(self) -> Any:
-        """Return the value that the target computes. Structs become Structs.
-
-        Raises:
-            ValueMismatchError: The value is a function.
-        """
-        match self._reference:
-            case flf.ExecutorValue():
-                return await self._reference.compute()
-            case structs.Struct():
-                pairs = list(structs.iter_elements(self._reference))
-                computed = await gather_by_index(v.compute() for _, v in pairs)
-                names = [name for name, _ in pairs]
-                return structs.Struct(zip(names, computed, strict=True))
-            case _:
-                raise errors.ValueMismatchError(
-                    "Expected a value to compute, found a function"
-                    f" `{self._type_signature}`: call it."
-                )
 
 
 class ScopedLambda:

@@ -5,6 +5,10 @@ from typing import Any
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.errors as errors
+from ray_fed.executors.fan_out import gather_by_index
+from ray_fed.language import structs
+
 
 class EmbeddedValue(fl.framework.ExecutorValue):
     """A type, and a reference that only the executor of the value understands."""
@@ -22,3 +26,24 @@ class EmbeddedValue(fl.framework.ExecutorValue):
     @override
     def type_signature(self) -> fl.Type:
         return self._type_signature
+
+    @override
+    async def compute(self) -> Any:
+        """Return the value that the reference computes. Structs become Structs.
+
+        Raises:
+            ValueMismatchError: The value is a function.
+        """
+        match self._reference:
+            case fl.framework.ExecutorValue():
+                return await self._reference.compute()
+            case structs.Struct():
+                pairs = list(structs.iter_elements(self._reference))
+                computed = await gather_by_index(v.compute() for _, v in pairs)
+                names = [name for name, _ in pairs]
+                return structs.Struct(zip(names, computed, strict=True))
+            case _:
+                raise errors.ValueMismatchError(
+                    "Expected a value to compute, found a function"
+                    f" `{self._type_signature}`: call it."
+                )

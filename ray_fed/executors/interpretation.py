@@ -20,7 +20,7 @@ import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
 from ray_fed.executors.closure import Closure, constant, may_draw, to_function
 from ray_fed.executors.embedded_value import EmbeddedValue
-from ray_fed.executors.fan_out import Once, gather_by_index
+from ray_fed.executors.fan_out import Once
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.language import blocks, intrinsics, structs, type_checks
 from ray_fed.language.blocks import Function, serialize
@@ -72,24 +72,13 @@ class FederatedValue(EmbeddedValue):
         Raises:
             ValueMismatchError: The value is a function.
         """
-        reference = self._reference
-        if isinstance(reference, structs.Struct):
-            pairs = list(structs.iter_elements(reference))
-            computed = await gather_by_index(member.compute() for _, member in pairs)
-            names = [name for name, _ in pairs]
-            return structs.Struct(zip(names, computed, strict=True))
         if isinstance(self._type_signature, fl.FederatedType):
             if type_checks.is_at_clients(self._type_signature):
                 return await self._compute_clients(self._type_signature)
-            return await reference.compute()
-        if isinstance(reference, Once):
-            reference = await reference.get()
-        if isinstance(reference, flf.ExecutorValue):
-            return await reference.compute()
-        raise errors.ValueMismatchError(
-            f"Expected a value to compute, found a function `{self._type_signature}`:"
-            " call it."
-        )
+            return await self._reference.compute()
+        if isinstance(self._reference, Once):
+            return await (await self._reference.get()).compute()
+        return await super().compute()
 
     async def _compute_clients(self, type_spec: fl.FederatedType) -> Any:
         computed = await self._reference.compute()

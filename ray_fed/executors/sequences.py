@@ -26,18 +26,6 @@ _SUM = "sequence_sum"
 class SequenceValue(EmbeddedValue):
     """A sequence intrinsic, a lambda for an intrinsic, or a struct with a lambda."""
 
-    @override
-    async def compute(self) -> Any:
-        """Raise an error, because these values are functions.
-
-        Raises:
-            ValueMismatchError: Always.
-        """
-        raise errors.ValueMismatchError(
-            f"Expected a value to compute, found a function `{self._type_signature}`:"
-            " call it."
-        )
-
 
 class SequenceExecutor(flf.Executor):
     """Adds sequence_map, sequence_reduce and sequence_sum to a target.
