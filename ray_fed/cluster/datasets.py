@@ -68,13 +68,12 @@ class TaskCpus:
     num_left: int
     may_grow: bool
 
-    def check(self, label: str, since_s: float | None, grow_s: float) -> float | None:
+    def check(self, label: str, since_s: float | None) -> float | None:
         """Return since when no CPU is left for tasks, or None if one is left.
 
         Args:
             label: Name of the work that needs the tasks, for the log and errors.
             since_s: The value that the previous check returned. None at first.
-            grow_s: Seconds to wait for a CPU if nodes may join the cluster.
 
         Raises:
             ResourceError: No CPU was left for too long.
@@ -88,7 +87,7 @@ class TaskCpus:
                 *(label, self.total),
             )
         since_s = now_s if since_s is None else since_s
-        if not self.may_grow or now_s - since_s >= grow_s:
+        if not self.may_grow or now_s - since_s >= _GROW_S:
             raise errors.ResourceError(
                 f"Expected a CPU for {label}, found that {self.num_workers}"
                 f" workers hold all {self.total:g} of the cluster: call"
@@ -155,7 +154,6 @@ def run_tasks(
     work: Callable[[], _T],
     label: str,
     read_cpus: Callable[[], TaskCpus] = read,
-    grow_s: float = _GROW_S,
 ) -> _T:
     """Run work that waits for Ray tasks of one CPU each, and return its result.
 
@@ -167,14 +165,13 @@ def run_tasks(
         work: Function that waits for the tasks.
         label: Name of the work in errors.
         read_cpus: Function that reads the CPUs of the cluster.
-        grow_s: Seconds to wait for a CPU if nodes may join the cluster.
 
     Raises:
         ResourceError: Workers hold all CPUs.
         Exception: `work` raised it.
     """
     since_s = None
-    while (since_s := read_cpus().check(label, since_s, grow_s)) is not None:
+    while (since_s := read_cpus().check(label, since_s)) is not None:
         time.sleep(_POLL_S)
     done: concurrent.futures.Future[_T] = concurrent.futures.Future()
     thread = threading.Thread(
@@ -184,7 +181,7 @@ def run_tasks(
         try:
             thread.start()
             while not concurrent.futures.wait([done], timeout=_POLL_S).done:
-                since_s = read_cpus().check(label, since_s, grow_s)
+                since_s = read_cpus().check(label, since_s)
         except BaseException:
             _stop(thread)
             raise

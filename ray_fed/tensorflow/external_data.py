@@ -517,7 +517,7 @@ def read_if_small(
         read_limits.check()
         for part, cells, leaf in zip(parts, chunk, leaves.values(), strict=True):
             part.append(_column(cells, leaf))
-            num_bytes += columnar_sequence.count_column_bytes(part[-1])
+            num_bytes += part[-1].num_bytes
         if num_bytes > FILE_BYTES:
             return read(uri, type_spec)
     columns = tuple(columnar_sequence.join_columns(part) for part in parts)

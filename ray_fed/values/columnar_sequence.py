@@ -73,6 +73,11 @@ class Column:
         """The number of elements."""
         return len(self.rows) if self.splits is None else len(self.splits) - 1
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of both arrays."""
+        return bytes_of(self.rows) + (0 if self.splits is None else self.splits.nbytes)
+
     def __getitem__(self, index: int) -> np.generic | NDArray[np.generic]:
         if self.splits is None:
             return self.rows[index]
@@ -136,11 +141,7 @@ class ColumnarSequence:
     @property
     def num_bytes(self) -> int:
         """The bytes of all arrays, including splits."""
-        return sum(
-            bytes_of(column.rows)
-            + (0 if column.splits is None else column.splits.nbytes)
-            for column in self.columns
-        )
+        return sum(column.num_bytes for column in self.columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,16 +206,3 @@ def join_columns(parts: Sequence[Column]) -> Column:
         for part, start in zip(parts, starts, strict=False)
     ]
     return Column(laid, np.concatenate([np.zeros(1, np.int64), *ends]))
-
-
-def count_column_bytes(column: Column) -> int:
-    """Return the approximate bytes of a column, including the objects in it."""
-    splits = 0 if column.splits is None else column.splits.nbytes
-    if column.rows.dtype != object:
-        return column.rows.nbytes + splits
-    held = (getattr(row, "nbytes", None) or _length(row) for row in column.rows.flat)
-    return column.rows.nbytes + splits + sum(held)
-
-
-def _length(row: object) -> int:
-    return len(row) if isinstance(row, bytes) else 0

@@ -529,7 +529,7 @@ def _read_elements(
         runs.append(alike or _lay(step, element, label, length))
         length += len(step)
         if not at_hand:
-            num_bytes = sum(map(columnar_sequence.count_column_bytes, runs[-1]))
+            num_bytes = sum(column.num_bytes for column in runs[-1])
             meter.add(max(num_bytes, len(step)))  # elements may have no tensors
             size = read_limits.next_step(len(step), num_bytes, _STEP_ELEMENTS)
     runs = runs or [_lay([], element, label, 0)]
@@ -613,7 +613,7 @@ def _read_stacked(
     for run in _read_batches(batches, element, label):
         if run is None:
             return None
-        meter.add(sum(map(columnar_sequence.count_column_bytes, run)))
+        meter.add(sum(column.num_bytes for column in run))
         runs.append(run)
     columns = tuple(map(columnar_sequence.join_columns, zip(*runs, strict=True)))
     return (

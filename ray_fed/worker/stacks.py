@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import federated_language as fl
@@ -132,15 +132,11 @@ async def map_embedded(
     results: list[ExecutorValue] = []
     for position, client_index in enumerate(clients):
         await _let_end()
-        try:
+        with _describing_failures(client_index):
             member = None if arg is None else await _member(executor, arg, position)
             if function is not None:
                 with random_keys.at_client(client_index):
                     member = await executor.create_call(function, member)
-        except errors.RayFedError:
-            raise
-        except Exception as error:
-            raise describe_failure(error, client_index) from error
         if member is None:
             raise errors.UnsupportedError("Expected a function or a value to map.")
         results.append(member)
@@ -184,13 +180,12 @@ async def accumulate_members(
     for client_index, member in zip(clients, members, strict=True):
         await _let_end()
         pair = await executor.create_struct([accumulator, member])
-        try:
-            with random_keys.at_client(client_index), random_keys.at_step("accumulate"):
-                accumulator = await executor.create_call(accumulate, pair)
-        except errors.RayFedError:
-            raise
-        except Exception as error:
-            raise describe_failure(error, client_index) from error
+        with (
+            _describing_failures(client_index),
+            random_keys.at_client(client_index),
+            random_keys.at_step("accumulate"),
+        ):
+            accumulator = await executor.create_call(accumulate, pair)
     return accumulator
 
 
@@ -204,6 +199,16 @@ async def _let_end() -> None:
     """
     read_limits.check()
     await asyncio.sleep(0)
+
+
+@contextlib.contextmanager
+def _describing_failures(client_index: int) -> Generator[None]:
+    try:
+        yield
+    except errors.RayFedError:
+        raise
+    except Exception as error:
+        raise describe_failure(error, client_index) from error
 
 
 def describe_failure(

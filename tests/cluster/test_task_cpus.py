@@ -64,9 +64,11 @@ def test_work_waits_for_a_cpu_where_more_may_come(
     ]
 
 
-def test_wait_for_a_cpu_has_an_end() -> None:
+def test_wait_for_a_cpu_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "_GROW_S", 0.1)
+
     with pytest.raises(errors.ResourceError, match=_ADVICE):
-        datasets.run_tasks(lambda: 7, "a test", lambda: _GROWING, grow_s=0.1)
+        datasets.run_tasks(lambda: 7, "a test", lambda: _GROWING)
 
 
 def test_error_of_the_work_is_raised() -> None:
