@@ -22,7 +22,7 @@ import functools
 import logging
 import math
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.imports import import_extra
 from ray_fed.language.type_checks import read_whole
-from ray_fed.learning.checks import check_number, check_positive
+from ray_fed.learning.checks import check_number, check_positive, expect_one_of
 
 
 class NoiseState(NamedTuple):
@@ -253,15 +253,6 @@ class TreeGaussian(Privacy):
         ]
 
 
-def check_accountant(accountant: object) -> None:
-    """Raise ConfigError for another accountant than "rdp" and "pld"."""
-    if accountant not in ("rdp", "pld"):
-        raise errors.ConfigError(
-            'Expected `accountant` to be "rdp" or "pld", found'
-            f" {errors.describe(accountant)}."
-        )
-
-
 @tracebacks.shorten
 def find_noise_multiplier(
     epsilon: float,
@@ -292,7 +283,7 @@ def find_noise_multiplier(
     check_positive("epsilon", epsilon)
     num_rounds = read_whole("num_rounds", num_rounds, 1)
     check_cohorts(clients_per_round, num_clients, delta)
-    check_accountant(accountant)
+    expect_one_of("accountant", accountant, get_args(Accountant))
     accounting = import_extra("dp_accounting", "the noise for an epsilon")
     probability = clients_per_round / num_clients
 

@@ -34,7 +34,7 @@ import ray_fed.tracebacks as tracebacks
 from ray_fed.files.opening import expand_home
 from ray_fed.imports import import_extra, install_command
 from ray_fed.language.type_checks import read_whole
-from ray_fed.learning.checks import check_number
+from ray_fed.learning.checks import check_number, expect_one_of
 from ray_fed.learning.history import History, RoundRecord, expect_name, row_of
 from ray_fed.learning.models import Model
 from ray_fed.observability import reprs
@@ -399,10 +399,7 @@ def _is_rising(metric: str, mode: str) -> bool:
         ConfigError: `mode` is not a mode, or `metric` is not a name.
     """
     expect_name(metric)
-    if mode not in ("auto", "min", "max"):
-        raise errors.ConfigError(
-            f'Expected "auto", "min" or "max" as `mode`, found {errors.describe(mode)}.'
-        )
+    expect_one_of("mode", mode, ("auto", "min", "max"))
     name = re.sub(r"_\d+$", "", re.sub(r"(/\d+)+$", "", metric))  # auc_1, f1_score/0
     return mode == "max" or (mode == "auto" and name.endswith(_RISING))
 

@@ -23,6 +23,7 @@ import ray_fed.errors as errors
 import ray_fed.observability.timeline as timeline
 import ray_fed.tracebacks as tracebacks
 from ray_fed.imports import import_extra
+from ray_fed.learning.checks import expect_one_of
 from ray_fed.observability import reprs
 from ray_fed.program.checkpoint_store import Decoder, Encoder, Versions
 from ray_fed.program.record_log import RecordLog
@@ -610,11 +611,7 @@ class History(Sequence[RoundRecord]):
                 "Expected rounds with metrics to plot, found a history of"
                 f" {len(self)} rounds without any number."
             )
-        if x not in ("round", "simulated_time"):
-            raise errors.ConfigError(
-                'Expected "round" or "simulated_time" as `x`, found'
-                f" {errors.describe(x)}."
-            )
+        expect_one_of("x", x, ("round", "simulated_time"))
         if x == "simulated_time" and any(r.simulated_time is None for r in self):
             raise errors.ConfigError(
                 "Expected rounds with a simulated time, found some without: pass"

@@ -37,6 +37,7 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.imports import import_extra
 from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.checks import expect_one_of
 from ray_fed.learning.history import History, is_curve, new_panels, use_whole_rounds
 from ray_fed.learning.run_fingerprint import describe_settings, find_context
 from ray_fed.learning.run_loop import TrainingResult
@@ -297,11 +298,7 @@ def sweep(
     read = [read_whole("seeds", seed, 0, _MAX_SEED) for seed in _listed("seeds", seeds)]
     _check_values("seeds", read)
     _check_function(run_one, values)
-    if on_error not in ("raise", "log"):
-        raise errors.ConfigError(
-            f'Expected "raise" or "log" as `on_error`, found'
-            f" {errors.describe(on_error)}."
-        )
+    expect_one_of("on_error", on_error, ("raise", "log"))
     root = None if storage_path is None else os.fspath(storage_path)
     if root is not None:
         _open_storage(root, list(values))

@@ -331,7 +331,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no function": (lambda: learning.sweep(3, {"rate": [0.1]}), "a function of `ra"),  # pyright: ignore[reportArgumentType]
     "on_error": (
         lambda: learning.sweep(RUN_ONE, {"rate": [0.1]}, on_error="skip"),  # pyright: ignore[reportArgumentType]
-        '"raise" or "log"',
+        "one of .'raise', 'log'",
     ),
 }
 

@@ -26,7 +26,7 @@ Sources:
 import dataclasses
 import math
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import federated_language as fl
 import tensorflow as tf
@@ -40,7 +40,6 @@ from ray_fed.learning.accounting import (
     NoiseState,
     SampledGaussian,
     TreeGaussian,
-    check_accountant,
     check_cohorts,
 )
 from ray_fed.learning.aggregators.aggregator import (
@@ -49,7 +48,7 @@ from ray_fed.learning.aggregators.aggregator import (
     refuse_statistics,
 )
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
-from ray_fed.learning.checks import check_number
+from ray_fed.learning.checks import check_number, expect_one_of
 from ray_fed.learning.tensors import specs_of
 
 _LEVELS = 31
@@ -207,7 +206,7 @@ def dp_mean(
         ConfigError: an argument is out of its range.
     """
     _check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
-    check_accountant(accountant)
+    expect_one_of("accountant", accountant, get_args(Accountant))
     privacy = SampledGaussian(
         noise_multiplier, delta, clients_per_round / num_clients, accountant
     )
