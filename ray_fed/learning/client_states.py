@@ -36,6 +36,7 @@ from ray_fed.data import NamedClients
 from ray_fed.data.arguments import expect_ids
 from ray_fed.files.opening import expand_home
 from ray_fed.language.type_checks import read_whole
+from ray_fed.learning.checks import expect_kind
 from ray_fed.program.checkpoint_store import Versions, telling_storage
 
 _logger = logging.getLogger("ray_fed.learning.run_loop")
@@ -658,18 +659,14 @@ class SavedClientStates(ClientStates):
 _MAX_NAMED = 10
 
 
-def check_client_states(given: object, initial: Any, ids: Sequence[Any]) -> None:
+def check_client_states(given: Any, initial: Any, ids: Sequence[Any]) -> None:
     """Raise unless a run can begin with values of clients.
 
     Raises:
         ValueMismatchError: They are of another process, or of clients that have none of
             the `ids` of the run's data.
     """
-    if not isinstance(given, ClientStates):
-        raise errors.ValueMismatchError(
-            "Expected a `ClientStates` as `client_states`, found"
-            f" {errors.describe(given)}."
-        )
+    expect_kind("client_states", given, ClientStates)
     try:
         given._emptied(initial)
     except errors.ValueMismatchError as error:

@@ -245,18 +245,13 @@ def _to_tensor(value: Any, type_spec: fl.TensorType) -> tf.Tensor:
 
 
 def _unflatten(tensors: Any, type_spec: fl.Type) -> Any:
-    match type_spec:
-        case fl.StructType():
-            return structs.Struct(
-                (name, _unflatten(tensors, element))
-                for name, element in type_spec.items()
-            )
-        case fl.SequenceType():
-            return datasets.from_variant(next(tensors), type_spec.element)
-        case _:
-            tensor = next(tensors)
-            tensor.set_shape(specs.to_spec(cast("fl.TensorType", type_spec)).shape)
-            return tensor
+    def restore(tensor: Any, leaf: Any) -> Any:
+        if isinstance(leaf, fl.SequenceType):
+            return datasets.from_variant(tensor, leaf.element)
+        tensor.set_shape(specs.to_spec(leaf).shape)
+        return tensor
+
+    return trees.map_leaves(restore, trees.unflatten(tensors, type_spec), type_spec)
 
 
 @blocks.depth_in_words()

@@ -977,12 +977,7 @@ def to_structs(plain: Plain, type_spec: fl.Type) -> Any:
     """Return a plain value in the form that executors use, with Structs and lists."""
     match type_spec:
         case fl.StructType():
-            return Struct(
-                (name, to_structs(element, element_type))
-                for (name, element_type), element in zip(
-                    type_spec.items(), plain, strict=True
-                )
-            )
+            return trees.map_leaves(to_structs, plain, type_spec)
         case fl.SequenceType():
             element = type_spec.element
             return [
