@@ -23,7 +23,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.error_texts import describe_process
-from ray_fed.files.formats import FileFacts, Format, cut_batch
+from ray_fed.files.formats import FileFacts, Format, Wanted, cut_batch
 from ray_fed.imports import pyarrow
 
 _STEP_BYTES = 2**20
@@ -147,18 +147,10 @@ class ArrowFormat(Format):
         return FileFacts(schema, num_bytes)
 
     @override
-    def batches(
-        self,
-        opened: Any,
-        columns: Sequence[str],
-        num_bytes: float,
-        *,
-        schema: Any = None,
-        groups: Sequence[int] | None = None,
-    ) -> Iterator[Any]:
-        names = pyarrow.ipc.open_file(opened).schema.names
-        wanted = sorted(names.index(name) for name in columns)
-        options = pyarrow.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    def batches(self, opened: Any, wanted: Wanted) -> Iterator[Any]:
+        names, columns = pyarrow.ipc.open_file(opened).schema.names, wanted.columns
+        fields = sorted(names.index(name) for name in columns)
+        options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = pyarrow.ipc.open_file(opened, options=options)
         measured = _measure(opened)
         batches = [each for each in measured if each[0].metadata.kind == _BATCH]
@@ -169,13 +161,13 @@ class ArrowFormat(Format):
                 f" {len(batches)}"
             )
         for number, (message, size) in enumerate(batches):
-            if size <= num_bytes:
+            if size <= wanted.num_bytes:
                 batch = reader.get_batch(number).select(list(columns))
-                yield from cut_batch(batch, num_bytes)
+                yield from cut_batch(batch, wanted.num_bytes)
                 continue
             with tempfile.NamedTemporaryFile() as copy:
                 _copy_batch(opened, before, message, copy)
-                yield from _map_pieces(copy.name, options, columns, num_bytes)
+                yield from _map_pieces(copy.name, options, wanted)
 
 
 def _measure(file: Any) -> list[tuple[_Message, int]]:
@@ -190,19 +182,17 @@ def _measure(file: Any) -> list[tuple[_Message, int]]:
         raise pyarrow.ArrowInvalid(f"no messages of Arrow: {error}") from error
 
 
-def _map_pieces(
-    path: str, options: Any, columns: Sequence[str], num_bytes: float
-) -> Iterator[Any]:
+def _map_pieces(path: str, options: Any, wanted: Wanted) -> Iterator[Any]:
     """Yield the batch in a stream in pieces. It is mapped again for each piece."""
     start, count, num_rows = 0, 0, 1
     while start < num_rows:
         stream = pyarrow.ipc.open_stream(pyarrow.memory_map(path), options=options)
-        batch = stream.read_next_batch().select(list(columns))
+        batch = stream.read_next_batch().select(list(wanted.columns))
         del stream
         num_rows = batch.num_rows
         if not count:
             row_bytes = max(1, batch.nbytes // max(1, num_rows))
-            count = int(max(1, num_bytes // row_bytes))
+            count = int(max(1, wanted.num_bytes // row_bytes))
         piece = batch.slice(start, count)
         piece.validate(full=True)  # otherwise a damaged offset would be followed
         yield piece

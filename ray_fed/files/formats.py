@@ -35,6 +35,23 @@ class FileFacts:
     digest: bytes = b""
 
 
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The part of a file to read.
+
+    Attributes:
+        columns: Names of the columns. Parquet takes parts of structs, with dots.
+        num_bytes: Largest size of a batch, unless a single row is larger.
+        schema: Types to read the columns of text by.
+        groups: Indices of the row groups to read; None reads all.
+    """
+
+    columns: Sequence[str]
+    num_bytes: float
+    schema: Any = None
+    groups: Sequence[int] | None = None
+
+
 class Format(abc.ABC):
     """A format of files with tables.
 
@@ -67,23 +84,12 @@ class Format(abc.ABC):
         return b""
 
     @abc.abstractmethod
-    def batches(
-        self,
-        opened: Any,
-        columns: Sequence[str],
-        num_bytes: float,
-        *,
-        schema: Any = None,
-        groups: Sequence[int] | None = None,
-    ) -> Iterator[Any]:
+    def batches(self, opened: Any, wanted: Wanted) -> Iterator[Any]:
         """Yield columns of a file's rows, in order, as record batches.
 
         Args:
             opened: What `open` returned.
-            columns: Names of the columns. Parquet takes parts of structs, with dots.
-            num_bytes: Largest size of a batch, unless a single row is larger.
-            schema: Types to read the columns of text by.
-            groups: Indices of the row groups to read; None reads all.
+            wanted: What to read.
         """
 
 

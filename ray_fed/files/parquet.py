@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ray_fed.files.formats import FileFacts, Format
+from ray_fed.files.formats import FileFacts, Format, Wanted
 from ray_fed.imports import pyarrow
 
 _BUFFER_BYTES = 2**20
@@ -64,23 +64,14 @@ class ParquetFormat(Format):
             return hashlib.sha256(written.getvalue()).digest()
 
     @override
-    def batches(
-        self,
-        opened: Any,
-        columns: Sequence[str],
-        num_bytes: float,
-        *,
-        schema: Any = None,
-        groups: Sequence[int] | None = None,
-    ) -> Iterator[Any]:
+    def batches(self, opened: Any, wanted: Wanted) -> Iterator[Any]:
+        groups, columns = wanted.groups, list(wanted.columns)
         groups = range(opened.num_row_groups) if groups is None else groups
         rows = [opened.metadata.row_group(number).num_rows for number in groups]
         sizes = _count_group_bytes(opened.metadata, columns, groups)
         row_bytes = (sizes // np.maximum(rows, 1)).max(initial=1)
-        count = int(max(1, min(num_bytes // row_bytes, _MOST_ROWS)))
-        return opened.iter_batches(
-            count, row_groups=list(groups), columns=list(columns)
-        )
+        count = int(max(1, min(wanted.num_bytes // row_bytes, _MOST_ROWS)))
+        return opened.iter_batches(count, row_groups=list(groups), columns=columns)
 
 
 def _open_with(file: Any, buffer_size: int, metadata: Any = None) -> Any:

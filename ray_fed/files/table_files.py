@@ -27,7 +27,7 @@ from ray_fed.error_texts import describe_process
 from ray_fed.files import opening
 from ray_fed.files.arrow_types import decoded_table
 from ray_fed.files.features import check_columns, missing_column
-from ray_fed.files.formats import EXPANSION, Format
+from ray_fed.files.formats import EXPANSION, Format, Wanted
 from ray_fed.files.table_rows import (
     ClientIndex,
     IdColumn,
@@ -336,9 +336,8 @@ class TableFiles:
         as_read = self._as_read if schema is None else schema
         read_by = pyarrow.schema([as_read.field(name) for name in names])
         with self._reading(file.path):
-            for batch in self.kind.batches(
-                opened, names, _BATCH_BYTES, schema=read_by, groups=groups
-            ):
+            wanted = Wanted(names, _BATCH_BYTES, read_by, groups)
+            for batch in self.kind.batches(opened, wanted):
                 table = pyarrow.Table.from_batches([batch])
                 for name in [name for name in columns if name in file.keys]:
                     field = self.schema.field(name)

@@ -17,7 +17,7 @@ import numpy as np
 
 import ray_fed.errors as errors
 from ray_fed.files import arrow_types, npy
-from ray_fed.files.formats import Format
+from ray_fed.files.formats import Format, Wanted
 from ray_fed.files.opening import DataFile
 from ray_fed.imports import pyarrow
 from ray_fed.values.columnar_sequence import Dims
@@ -166,13 +166,9 @@ class ArrowTable:
         # Other formats than parquet know no parts of structs.
         tops = [n if n in self._schema.names else n.split(".")[0] for n in names]
         with self._reading() as file, self._kind.open(file) as opened:
-            batches = self._kind.batches(
-                opened,
-                names if is_parquet else list(dict.fromkeys(tops)),
-                min(max_bytes, _WHOLE_BYTES),
-                schema=self._schema,
-            )
-            for batch in batches:
+            columns = names if is_parquet else list(dict.fromkeys(tops))
+            wanted = Wanted(columns, min(max_bytes, _WHOLE_BYTES), self._schema)
+            for batch in self._kind.batches(opened, wanted):
                 table = _flat_table(pyarrow.Table.from_batches([batch]))
                 yield [
                     self._cells(table.column(name).combine_chunks(), name)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.error_texts import describe_process
-from ray_fed.files.formats import EXPANSION, FileFacts, Format, cut_batch
+from ray_fed.files.formats import EXPANSION, FileFacts, Format, Wanted, cut_batch
 from ray_fed.imports import pyarrow
 
 COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".lz4")
@@ -62,24 +62,16 @@ class TextFormat(Format):
         return self._decompress(file)
 
     @override
-    def batches(
-        self,
-        opened: Any,
-        columns: Sequence[str],
-        num_bytes: float,
-        *,
-        schema: Any = None,
-        groups: Sequence[int] | None = None,
-    ) -> Iterator[Any]:
+    def batches(self, opened: Any, wanted: Wanted) -> Iterator[Any]:
         scanner = self._fragment(opened).scanner(
-            schema=schema,
-            columns=list(columns),
+            schema=wanted.schema,
+            columns=list(wanted.columns),
             use_threads=False,
             batch_readahead=0,
             fragment_readahead=0,
         )
         for batch in scanner.to_batches():
-            yield from cut_batch(batch, num_bytes)
+            yield from cut_batch(batch, wanted.num_bytes)
 
     def _fragment(self, opened: Any) -> Any:
         is_csv, datasets = self.name == "csv", pyarrow.dataset

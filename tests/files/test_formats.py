@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from ray_fed.files.arrow_files import ArrowFormat
-from ray_fed.files.formats import Format
+from ray_fed.files.formats import Format, Wanted
 from ray_fed.files.parquet import ParquetFormat
 from ray_fed.files.text import TextFormat
 
@@ -68,7 +68,7 @@ def test_pieces_have_all_rows_and_bounded_bytes(
 
     for columns in (table.column_names, ["text", "number"], ["null"], ["kind"]):
         file = Counted(content)
-        pieces = list(ArrowFormat().batches(file, columns, PIECE_BYTES))
+        pieces = list(ArrowFormat().batches(file, Wanted(columns, PIECE_BYTES)))
 
         assert pa.Table.from_batches(pieces).equals(table.select(columns))
         assert max(piece.nbytes for piece in pieces) <= 1.5 * PIECE_BYTES
@@ -79,7 +79,7 @@ def test_batch_without_buffers_is_copied() -> None:
     table = pa.table({"null": pa.nulls(5)})
     content = write(table, "lz4", NUM_ROWS)
 
-    pieces = list(ArrowFormat().batches(io.BytesIO(content), ["null"], -1))
+    pieces = list(ArrowFormat().batches(io.BytesIO(content), Wanted(["null"], -1)))
 
     assert [piece.num_rows for piece in pieces] == [1] * 5
 
@@ -89,7 +89,8 @@ def test_damage_is_an_error_of_arrow(compression: str | None) -> None:
     content = write(make_table(), compression, NUM_ROWS)
 
     def read(damaged: bytes) -> Any:
-        return list(ArrowFormat().batches(io.BytesIO(damaged), ["text"], PIECE_BYTES))
+        wanted = Wanted(["text"], PIECE_BYTES)
+        return list(ArrowFormat().batches(io.BytesIO(damaged), wanted))
 
     for damaged in (
         content[:-9],
@@ -117,7 +118,8 @@ def test_other_formats_are_read_in_bounded_steps(kind: Format) -> None:
     schema = pa.schema([("number", pa.float64()), ("text", pa.string())])
 
     opened = kind.open(file)
-    pieces = list(kind.batches(opened, schema.names, PIECE_BYTES, schema=schema))
+    wanted = Wanted(schema.names, PIECE_BYTES, schema)
+    pieces = list(kind.batches(opened, wanted))
 
     assert sum(piece.num_rows for piece in pieces) == len(large)
     assert max(piece.nbytes for piece in pieces) <= 2 * PIECE_BYTES
