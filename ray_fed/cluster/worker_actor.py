@@ -182,7 +182,7 @@ class LeafWorker:
     def load(self) -> WorkerDescription | None:
         """Return the worker's description once it is loaded.
 
-        None: it was told to leave.
+        It is None if the worker was asked to leave first.
         """
         package = logging.getLogger("ray_fed")
         if not package.hasHandlers():  # the job has not configured the log

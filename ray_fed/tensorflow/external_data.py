@@ -104,21 +104,12 @@ def _check_data_type(type_spec: fl.Type) -> None:
 
 
 def read(uri: str, type_spec: fl.Type) -> Any:
-    """Open a file and return what it holds, as `normal_forms.normalize` takes it.
+    """Open a file and return its content, for `normal_forms.normalize`.
 
-    Args:
-        uri: as `data` takes it.
-        type_spec: a sequence of tensors or structures of them, or one of those alone.
-
-    Returns:
-        For a sequence a dataset, which reads rows as a caller iterates over it; else
-        numpy arrays, in a tuple for a structure.
-
-    Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read, or needs packages, or files
-            of the protocol may not be read here.
+    For a sequence, this is a dataset that reads rows during iteration. For tensors, it
+    is numpy arrays, in a tuple for a struct. Raises MissingFileError,
+    ValueMismatchError if the content has another type, or UnsupportedError for an
+    unknown format.
     """
     file = DataFile.parse(uri)
     is_sequence = isinstance(type_spec, fl.SequenceType)
@@ -133,7 +124,7 @@ def read(uri: str, type_spec: fl.Type) -> Any:
 
 
 def _arrow_kind(file: DataFile) -> Format | None:
-    """Return what arrow reads a file as; text may be compressed. None: nothing."""
+    """Return the format in which Arrow reads a file, or None. It may be compressed."""
     if file.suffix not in COMPRESSED:
         return _ARROW.get(file.suffix)
     inner = dataclasses.replace(file, uri=file.uri[: -len(file.suffix)])
@@ -144,13 +135,7 @@ def _arrow_kind(file: DataFile) -> Format | None:
 def open_table(
     file: DataFile, element: fl.Type, *, is_sequence: bool
 ) -> tuple[Table, dict[str, fl.TensorType]]:
-    """Return a file as a table, and name and type of each of its columns.
-
-    Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read.
-    """
+    """Return a file as a table, and the name and type of each of its columns."""
     kind = _arrow_kind(file)
     if kind is None and file.suffix not in _NUMPY:
         raise errors.UnsupportedError(
@@ -205,7 +190,7 @@ def _check_column(
     *,
     is_sequence: bool,
 ) -> None:
-    """Compare a column with a declared type as far as the file's schema goes."""
+    """Compare a column with a declared type as far as the file's schema allows."""
     if name not in columns:
         raise file.mismatch(f"a column `{name}`", f"the columns {list(columns)}")
     spec = columns[name]
@@ -221,7 +206,7 @@ def _check_column(
 
 
 def _fits_flat(declared: Dims, *, is_sequence: bool) -> bool:
-    """Return whether lists can be laid in a shape: only its first size is unknown."""
+    """Return whether a list can be reshaped: only the first size may be unknown."""
     if declared is None:
         return False
     cell = declared if is_sequence else declared[1:]
@@ -233,12 +218,7 @@ def chunks_of(
 ) -> Iterator[list[Any]]:
     """Yield the cells of all columns, chunk by chunk, in their declared shapes.
 
-    Args:
-        file: for errors.
-        table: the file, opened.
-        leaves: name and type of each column; its shape is that of a cell after the
-            first `1 - rank` dimensions.
-        rank: 0 where the types are those of cells, 1 where of whole columns.
+    The types of `leaves` describe a cell if `rank` is 0, and a whole column if it is 1.
     """
     names = list(leaves)
     shapes = [leaf.shape and leaf.shape[rank:] for leaf in leaves.values()]
@@ -343,12 +323,9 @@ def _read_records(
 ) -> Any:
     """Return a dataset of the examples, or all their features stacked.
 
-    Args:
-        file: to read; its first record is, at once, to check it.
-        leaves: feature and type of each tensor; "" is the only feature.
-        element: the type of an element, or of the whole.
-        is_sequence: whether an example is one element; else tensors have one row an
-            example.
+    The first record is read and checked at once. If `is_sequence`, each example is an
+    element. Otherwise tensors have one row for each example. In `leaves`, the name ""
+    stands for the only feature.
     """
     first = next(_batches(file, 1), None)
     if first is None and "" in leaves:
@@ -372,10 +349,9 @@ def _read_records(
 
 
 def _batches(file: DataFile, count: int) -> Iterator[tf.Tensor]:
-    """Yield the data of all records, so many at a time, as vectors of strings.
+    """Yield the data of `count` records at a time, as vectors of strings.
 
-    Raises:
-        ValueMismatchError: a record is damaged, or cut short.
+    Raises ValueMismatchError for a damaged or incomplete record.
     """
     num_bytes = 0
     with file.on_disk() as path:
@@ -400,7 +376,7 @@ def _checked(
     *,
     is_sequence: bool,
 ) -> Mapping[str, fl.TensorType]:
-    """Compare declared types with the first example; name what has no name."""
+    """Compare declared types with the first example, and name an unnamed feature."""
     try:
         example = tf.train.Example.FromString(record)
     except Exception as error:  # DecodeError, of whichever protobuf TensorFlow uses
@@ -494,17 +470,7 @@ SMALL_BYTES = 128 * 2**20
 def read_if_small(
     uri: str, type_spec: fl.SequenceType
 ) -> "ColumnarSequence | tf.data.Dataset[Any]":
-    """Open a file and return its rows; a dataset of them where they are many.
-
-    Args:
-        uri: as `data` takes it.
-        type_spec: of the sequence.
-
-    Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read, or needs packages.
-    """
+    """Open a file and return its rows, or a dataset if there are many rows."""
     file = DataFile.parse(uri)
     if file.suffix in SUFFIXES:
         return read(uri, type_spec)
@@ -527,16 +493,7 @@ def read_if_small(
 def read_cached(
     uri: str, type_spec: fl.SequenceType, keep: Keep
 ) -> "ColumnarSequence | tf.data.Dataset[Any]":
-    """Return what `read_if_small` does; of a file that did not change, what is kept.
-
-    Args:
-        uri: as `data` takes it.
-        type_spec: of the sequence.
-        keep: see `Keep`.
-
-    Raises:
-        As `read_if_small`.
-    """
+    """Return the result of `read_if_small`, which is cached until the file changes."""
     stamp = DataFile.parse(uri).stamp()
     if stamp is None:
         return read_if_small(uri, type_spec)
@@ -556,17 +513,7 @@ def _column(cells: Any, leaf: fl.TensorType) -> Column:
 
 
 class FileSequence(datasets.KnownSequence):
-    """A sequence in a file, which is read anew whenever somebody asks for elements.
-
-    Args:
-        uri: as `data` takes it.
-        type_spec: of the sequence.
-
-    Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read, or needs packages.
-    """
+    """A sequence in a file. Each request for elements reads the file again."""
 
     def __init__(self, uri: str, type_spec: fl.SequenceType) -> None:
         dataset = read(uri, type_spec)
@@ -582,11 +529,10 @@ class FileSequence(datasets.KnownSequence):
 
 
 def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
-    """Return the types of features, from whatever converts to them.
+    """Return the types of features, from anything that converts to them.
 
-    Raises:
-        ValueMismatchError: an example cannot hold one: it knows int64, float32 and
-            strings, in a shape whose first size alone may be unknown.
+    Raises ValueMismatchError for a type that an example cannot have. Dtypes are int64,
+    float32 and strings, and only the first size may be unknown.
     """
     types: dict[str, fl.TensorType] = {}
     for name, declared in features.items():
@@ -610,15 +556,9 @@ def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
 def parse_examples(
     serialized: Sequence[bytes], features: Mapping[str, fl.TensorType], label: str
 ) -> ColumnarSequence:
-    """Return examples as a sequence, an element each, features in the order given.
+    """Return serialized examples as a sequence, with features in the given order.
 
-    Args:
-        serialized: of `tf.train.Example`.
-        features: as `to_features` returned them.
-        label: what these are called in an error.
-
-    Raises:
-        ValueMismatchError: an example has no such feature, of that kind and size.
+    Each example is an element. `label` names the examples in errors.
     """
     wanted = {name: _feature(name, tensor) for name, tensor in features.items()}
     try:

@@ -57,15 +57,12 @@ def find_used_parameters(comp: fl.framework.ConcreteComputation) -> list[bool]:
 
 
 def content_of(message: Any) -> bytes:
-    """Return a hash of what one graph does. It keys the random numbers of the graph.
+    """Return a hash of the work of a `pb.TensorFlow`.
 
-    The values of numbers do not count, see `numbers`.
+    It keys the graph's random numbers.
 
-    Args:
-        message: A `pb.TensorFlow`.
-
-    Raises:
-        UnsupportedError: The graph has Python functions of another process.
+    The values of numbers do not count, see `numbers`. Raises UnsupportedError if the
+    graph has Python functions of another process.
     """
     graph = graph_message.graph_of(message)
     library = _Library(graph.library)
