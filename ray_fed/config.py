@@ -263,7 +263,7 @@ def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _holds(settings: Any, path: list[str]) -> bool:
-    """Return whether settings set the one at a path, or a part of it."""
+    """Return whether settings contain the setting at a path, or a part of it."""
     for part in path:
         if not isinstance(settings, Mapping):
             return True

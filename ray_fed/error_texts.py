@@ -62,7 +62,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 class _Origin(str):
-    """A note on an exception: what raised it."""
+    """A note on an exception: the code that raised it."""
 
     __slots__ = ()
 

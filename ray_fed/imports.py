@@ -86,7 +86,10 @@ def _without_keras() -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Generator[None]:
-    """Collect no garbage, which takes a seventh of the time. Imports make none."""
+    """Turn off garbage collection, which takes a seventh of the time.
+
+    Imports make no garbage.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -144,7 +147,7 @@ def _flush_standard_error() -> None:
 
 
 def _lines_to_show(lines: Iterable[bytes], least: int) -> Iterator[bytes]:
-    """Return the lines at or above a log level, and those outside of a log.
+    """Return the lines at or above a log level, and the lines outside of a log.
 
     A line that does not start an entry belongs to the entry before it.
     """

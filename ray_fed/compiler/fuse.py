@@ -49,8 +49,7 @@ _NAMES = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _HANDED, _SELECTED)
 def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
     """Return the kernel of the `up_to_merge` of a stage, or the reason for none.
 
-    Args:
-        up_to_merge: A computation that `compiler.split` or a user wrote.
+    A user may have written the computation.
     """
     block = Block.from_proto(up_to_merge.to_proto())
     if any(name.startswith(_NAMES) for name in blocks.bound_names(block)):
@@ -78,7 +77,6 @@ class _Fusion:
         self._selections: list[SelectArguments] = []
 
     def run(self) -> plans.Kernel:
-        """Return the kernel."""
         read = self._read
         aggregates = self._aggregates.values()
         merged = [aggregate.value for aggregate in aggregates]

@@ -238,9 +238,8 @@ class ArrangedSource(ClientSource):
     ) -> int:
         """Return the number of epochs, or 1 without rows.
 
-        Raises:
-            ValueMismatchError: The rows of all epochs are larger than a sequence may
-                be.
+        Raises ValueMismatchError if the rows of all epochs exceed the limit of a
+        sequence.
         """
         epochs, limit = self.arrangement.epochs, read_limits.limits()
         if epochs == 1 or not num_kept:

@@ -86,11 +86,9 @@ class FunctionSource(ClientSource):
 def _failure(
     client: object, raising: str, error: BaseException
 ) -> errors.ComputationError:
-    """Return what a user's code raised, `sys.exit` included, as a client's failure.
+    """Return an error of a user's code, including `sys.exit`, as a client's failure.
 
-    Raises:
-        KeyboardInterrupt: The user pressed Ctrl-C, which Python raises only on the main
-            thread.
+    On the main thread, a KeyboardInterrupt is raised again: the user pressed Ctrl-C.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if isinstance(error, KeyboardInterrupt) and is_main:

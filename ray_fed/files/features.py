@@ -137,11 +137,6 @@ def _name_columns(name: str, x: ColumnNames, y: ColumnNames | None) -> str:
 
 
 def _read_dtypes(given: object) -> dict[str, np.dtype[Any]]:
-    """Return the NumPy dtype of each column in `dtypes`.
-
-    Raises:
-        ConfigError: It is not a mapping, or NumPy has no such dtype.
-    """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -163,8 +158,6 @@ def _read_dtypes(given: object) -> dict[str, np.dtype[Any]]:
 
 
 class _Columns:
-    """Finds the types of columns in a schema."""
-
     def __init__(
         self, schema: Any, casts: Mapping[str, np.dtype[Any]], table: str
     ) -> None:
@@ -364,7 +357,6 @@ class _Cells:
         self._client = client
 
     def read(self, leaf: Leaf) -> Column:
-        """Return a tensor of all rows."""
         if leaf.shape == (None,):
             return self._ragged(leaf.columns[0], leaf)
         arrays = [self._fixed(name, leaf) for name in leaf.columns]

@@ -56,12 +56,10 @@ class _File:
     """One file of a table.
 
     Attributes:
-        path: Path in the file system of the table.
         keys: Columns from the names of the file's folders (hive).
         num_bytes: About how many bytes the columns of the table take in memory.
         group_sizes: See `FileFacts`.
         digest: See `FileFacts`.
-        size: Size of the file in bytes.
         modified_ns: Time of the last change. None if the file system does not have it.
         host: Name of the machine that looked at the file.
     """
@@ -238,10 +236,8 @@ class TableFiles:
     def _reading(self, path: str) -> Generator[None]:
         """Name the file in errors of arrow.
 
-        Raises:
-            MissingFileError: The file is not there.
-            ValueMismatchError: The file is damaged, has another format, or a cell that
-                is not of the type of its column.
+        A missing file raises MissingFileError. A damaged file or a cell of another type
+        raises ValueMismatchError.
         """
         try:
             yield

@@ -209,7 +209,8 @@ class RecordLog(Folder):
             self._sizes[alike[0]] = len(content)
 
     def _read_file(self, first: int) -> list[bytes] | None:
-        """Return the valid records at the beginning of a file. None: no such file."""
+        """Return the valid records at the beginning of a file, or None if it is missing.
+        """
         where = self._where_of(first)
         telling = telling_storage(
             where, Exception, verb="read", lets_through=FileNotFoundError

@@ -303,19 +303,10 @@ class Rounds:
         """Run the same work in every subround and return their values, in order.
 
         Values that are kept for later stages stay in `call` and are not returned.
-
-        Args:
-            comp: The computation of a leaf.
-            merge: The merge of two leaves' results. With None, every leaf's is
-                returned.
-            call: The state of the call.
-            components_type: See `plans.Finish`.
-            keeping: The variant of `comp` for subrounds that keep clients' values.
-            num_workers: Number of workers that a subround of one leaf can use.
-            finish: The finish of the round, if the call has one subround that includes
-                it.
-            why: The reason to interpret the work. It is needed if `merge` is None,
-                because kernels return partials.
+        Without a `merge`, the result of every leaf is returned. Kernels return
+        partials, so `why` must then say why the work is interpreted. `keeping` is the
+        variant of `comp` for subrounds that keep clients' values. `finish` is set if
+        the only subround also finishes the round.
         """
         merging = None if merge is None else self._serialized.get(merge)
         first = call.take_indices(len(call.cut.runs))
@@ -385,15 +376,7 @@ class Rounds:
     ) -> outcomes.Outcome:
         """Run a plan on the next free runner, emit its event, return its outcome.
 
-        Args:
-            comp: The plan.
-            arg: The argument of the plan.
-            subround_index: Index of the plan in the round.
-            call: The state of the call.
-            bytes_sliced: Bytes of client values in `arg`.
-
-        Raises:
-            LocatedError: The plan failed. The error names round and subround.
+        Raises LocatedError, which names round and subround, if the plan failed.
         """
         runner = await self._free.get()
         started = time.monotonic()

@@ -120,10 +120,7 @@ def _replacements() -> Replacements:
 
 
 def _counting(original: Any) -> Any:
-    """Return a replacement for Keras' source of default seeds.
-
-    In a graph, it counts.
-    """
+    """Return a replacement for Keras' source of default seeds. It counts in graphs."""
 
     def randint(first: int, last: int) -> int:
         graph = current_graph()
