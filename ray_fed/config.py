@@ -37,7 +37,9 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 class FrozenMapping(dict[str, Any]):
-    """A dict that refuses changes. It is dumped and pickled like a dict.
+    """A dict that refuses changes.
+
+    It is dumped and pickled like a dict.
 
     Its hash is the hash of its names, because values may have no hash.
     """
@@ -250,7 +252,7 @@ _NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 
 def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the variables that set what an error complains about."""
+    """Return the variables that set the fields of an error."""
     details = error.errors() if isinstance(error, pydantic.ValidationError) else []
     paths = [[str(part) for part in detail["loc"]] for detail in details]
     paths = [path for path in paths if not _holds(arguments, path)]
@@ -721,11 +723,7 @@ def resolve_config(config: object) -> Config:
 
 
 def check_address(address: object) -> None:
-    """Raise unless an address is text, or None.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Raise ConfigError unless an address is text, or None."""
     if address is not None and not isinstance(address, str):
         raise errors.ConfigError(
             'Expected an `address` of Ray as text, such as "local", "auto" or'

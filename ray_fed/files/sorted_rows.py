@@ -59,14 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SortedRows(ClientSource):
-    """The rows of files, sorted by client. A client's rows keep their order.
-
-    Args:
-        files: Files of the table.
-        features: How rows become elements.
-        client: The column of ids.
-        index: The clients.
-    """
+    """The rows of files, sorted by client. A client's rows keep their order."""
 
     def __init__(
         self, files: TableFiles, features: Features, client: str, index: ClientIndex

@@ -107,14 +107,12 @@ class ReleaseCallback(Callback):
 
 
 class Callbacks:
-    """All callbacks of a run. Each method raises CallbackError if a callback raises.
+    """All callbacks of a run.
 
-    Args:
-        callbacks: Objects with `on_round`, and release managers.
-        logs: Whether the error of a callback is logged, and the run continues.
+    Each method raises CallbackError if a callback raises.
 
-    Raises:
-        ConfigError: An object is neither.
+    If `logs`, the error is logged instead, and the run continues. An object without
+    `on_round` that is no release manager raises ConfigError.
     """
 
     def __init__(self, callbacks: Sequence[Any], *, logs: bool) -> None:
@@ -163,7 +161,7 @@ class Callbacks:
             raise first
 
     def choose_state(self, state: Any) -> Any:
-        """Return the state that the run returns, given the last one."""
+        """Return the state that the run returns, by default the last one."""
         for each in self._callbacks:
             chosen = self._call(each, "choose_state", "as the run ended", state)
             state = state if chosen is None else chosen
@@ -211,11 +209,7 @@ def _as_callback(found: Any) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Generator[pathlib.Path]:
-    """Yield a temporary path, whose file replaces `path` at the end.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
+    """Yield a temporary path, whose file replaces `path` at the end."""
     name = f".{path.stem}.{uuid.uuid4().hex}{path.suffix}"
     temporary = path.with_name(name)
     with telling(path):
@@ -353,7 +347,9 @@ _RISING = (
 
 
 class _Best:
-    """The best value of a metric so far. A later look reads only the new rounds.
+    """The best value of a metric so far.
+
+    A later look reads only the new rounds.
 
     Attributes:
         place: The index of the best round in the history. None if no round has the
@@ -394,11 +390,7 @@ class _Best:
 
 
 def _is_rising(metric: str, mode: str) -> bool:
-    """Return whether a higher value of a metric is better.
-
-    Raises:
-        ConfigError: `mode` is not a mode, or `metric` is not a name.
-    """
+    """Return whether a higher value of a metric is better, or raise ConfigError."""
     expect_name(metric)
     if mode not in ("auto", "min", "max"):
         raise errors.ConfigError(

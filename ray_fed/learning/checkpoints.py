@@ -63,16 +63,12 @@ class Reached:
 
 
 class RunStorage:
-    """Saves a run and loads it. One thread uses it at a time.
+    """Saves a run and loads it.
 
-    Args:
-        path: A path or a URI of fsspec.
-        num_to_keep: The number of states to keep, >= 1. None: all.
-        clients: The store of clients' values, still empty. None if clients keep none.
+    One thread uses it at a time.
 
-    Raises:
-        UnsupportedError: fsspec cannot use the path here.
-        StorageError: The path names an archive that cannot be opened.
+    `clients` is the empty store of clients' values, or None if clients keep no values.
+    All states are kept if `num_to_keep` is None.
     """
 
     def __init__(
@@ -104,18 +100,12 @@ class RunStorage:
         first_number: int,
         start: str | None = None,
     ) -> tuple[Reached | None, int]:
-        """Return the saved run, and note that this run continues it.
+        """Return the saved run and the number of its call of round 0, and continue it.
 
-        Args:
-            identity: The fingerprint of this run.
-            state: The initial state. Saved states are read in its structure.
-            first_number: The number of the call of round 0 if nothing is saved.
-            start: A digest of the values that the run begins with if nothing is saved,
-                or None for those of `initialize`.
-
-        Returns:
-            A pair of the saved run and the number of the call of its round 0. The saved
-            run is None if no round was saved.
+        The run is None if no round was saved. Saved states are read in the structure of
+        the initial `state`. `first_number` is the number of the first call of a new
+        run. `start` is a digest of the values with which the run begins, or None for
+        the values of `initialize`.
 
         Raises:
             ConfigError: Another run is saved there.
@@ -232,12 +222,8 @@ class RunStorage:
     def save(self, reached: Reached) -> None:
         """Save the progress of a run, unless it is saved already.
 
-        Args:
-            reached: The progress, with at least one round and with plain states.
-
-        Raises:
-            StorageError: It cannot be written, or another run began in its place.
-            ValueMismatchError: A value has a type that cannot be saved.
+        There is at least one round, and states are plain. Raises StorageError if
+        another run began in its place.
         """
         rounds = reached.history[-1].round
         if rounds == self.saved_rounds:
@@ -262,10 +248,9 @@ class RunStorage:
             self._clients.collect({n for kept in self._archives.values() for n in kept})
 
     def _check_place(self) -> None:
-        """Raise if another run began here; begin anew if the folder was removed.
+        """Raise StorageError if another run began here or clients' values were removed.
 
-        Raises:
-            StorageError: Another run began, or values of clients were removed.
+        If the folder was removed, begin again.
         """
         starts = self._starts.find()
         if not starts:
@@ -307,10 +292,8 @@ class FolderLock:
     """A lock on a folder of this machine, which ends with this process.
 
     The folder itself is locked (`flock`), so a killed program leaves no lock behind.
-    Folders on other machines, and on file systems that cannot lock, are not locked.
-
-    Args:
-        path: The folder. None if it is not on a file system of this machine.
+    Folders on other machines (None), and on file systems that cannot lock, are not
+    locked.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -361,16 +344,8 @@ os.register_at_fork(after_in_child=_release_all)
 def list_runs(path: str) -> dict[str, str]:
     """Return descriptions of the runs at a place, and in its folders, by path.
 
-    Args:
-        path: A `storage_path`, or a folder that contains such paths.
-
-    Returns:
-        One line for each run, sorted by path: rounds, metrics, size and states, or why
-        it cannot be read.
-
-    Raises:
-        ConfigError: No run is saved there.
-        StorageError: The place cannot be read.
+    Each run has one line: rounds, metrics, size and states, or why it cannot be read.
+    Raises ConfigError without a run, and StorageError if the place cannot be read.
     """
     system, root = opening.locate(opening.expand_home(path))
     found = list[Any]()
@@ -426,7 +401,7 @@ _POLL_S = 0.1
 
 
 class Checkpoints:
-    """Saves the latest of the states that it is given, on a thread of its own.
+    """Saves the latest of the states that it receives, on a thread of its own.
 
     Args:
         storage: The storage of the run, which `close` closes. None: nothing is saved.
@@ -460,11 +435,11 @@ class Checkpoints:
             ).start()
 
     def add(self, reached: Reached) -> None:
-        """Save a state soon. If several states wait, only the latest is saved.
+        """Save a state soon.
 
-        Raises:
-            StorageError: An earlier state could not be saved. This state is not saved.
-            ValueMismatchError: An earlier state has a value that cannot be saved.
+        If several states wait, only the latest is saved.
+
+        Raises the error of an earlier save. This state is then not saved.
         """
         if self._storage is None:
             return
@@ -481,14 +456,12 @@ class Checkpoints:
     def finish(
         self, reached: Reached, find_time_left: Callable[[], float | None]
     ) -> None:
-        """Save the last state and wait for it. Log a warning if it takes too long.
+        """Save the last state and wait for it.
+
+        Log a warning if it takes too long.
 
         `find_time_left` returns the seconds to wait, or None for no limit. If there is
         a limit, this state replaces a state that waits.
-
-        Raises:
-            StorageError: The state cannot be saved.
-            ValueMismatchError: The state has a value that cannot be saved.
         """
         if self._storage is None or not reached.history:
             return

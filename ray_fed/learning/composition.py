@@ -516,15 +516,9 @@ def _trace(
 ) -> Any:
     """Return a computation whose parameters have the names of a function's.
 
-    Args:
-        function: The user's function.
-        wanted: The expected call, for the error.
-        types: The types of the arguments by their positions in the function, in the
-            order of the computation's parameters.
-        run: The function that is traced, called with the arguments in the user's order.
-
-    Raises:
-        ValueMismatchError: The function takes other arguments.
+    `wanted` is the expected call, for the error. `types` maps positions in the function
+    to types, in the order of the computation's parameters. `run` is traced, with the
+    arguments in the user's order.
     """
     signature = inspect.signature(function)
     try:
@@ -621,7 +615,7 @@ def _build_initialize(model: Model, server: Any, aggregation: Aggregation) -> An
 def _check_pace(
     process: LearningProcess, client: Callable[..., Any], result_type: Any, paces: Paces
 ) -> None:
-    """Raise ConfigError unless the clients of a process can be told how to work."""
+    """Raise ConfigError unless a process works with late or partial work of clients."""
     name = process.facts.get("algorithm", "the process")
     if process.initial_client_state is not None:
         raise errors.ConfigError(
@@ -654,8 +648,8 @@ class _Paced:
 
     Attributes:
         send: From the state and earlier states to the values for all clients.
-        client: From these, what a client is told and its batches to its result.
-        told_type: What each client is told.
+        client: From these, a client's order and its batches to its result.
+        told_type: The type of a client's order.
         starts_type: The earlier states, at the server.
     """
 
@@ -868,13 +862,8 @@ def _build_guard(
 ) -> Any:
     """Return the check of a client's result: <result, <kept, new>> -> <result, kept>.
 
-    Where clients keep nothing, it takes and returns the result alone.
-
-    Args:
-        guards: What a broken result does.
-        result_type: Type of a client's result.
-        kept_type: Type of what a client keeps, or None.
-        in_sums: Whether sums over clients show each broken result.
+    If clients keep nothing, it takes and returns the result alone. `in_sums` says
+    whether sums over clients show each broken result.
     """
 
     def guard(result: ClientResult, old: Any, new: Any) -> tuple[ClientResult, Any]:

@@ -167,7 +167,7 @@ class Devices:
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """What work takes for each client of a run, in simulated seconds.
+    """The simulated seconds of work for each client of a run.
 
     Attributes:
         download_s: f64[clients].
@@ -175,7 +175,7 @@ class Fleet:
         upload_s: f64[clients].
         epochs: The passes of a full task.
         is_there: Who can begin work in an hour, bool[period, clients]. None: all can.
-        drop_out: The probability that a client leaves in the midst of its work.
+        drop_out: The probability that a client leaves during its work.
         seed: The seed of `drop_out`.
     """
 
@@ -189,11 +189,11 @@ class Fleet:
 
     @property
     def period(self) -> int:
-        """The hours after which `is_there` begins anew. 0: all clients are there."""
+        """The hours after which `is_there` repeats. 0: all clients are there."""
         return 0 if self.is_there is None else len(self.is_there)
 
     def seconds(self, client: int, epochs: int | None = None) -> float:
-        """Return the seconds of a client's task. None: of all epochs."""
+        """Return the seconds of a client's task, by default for all epochs."""
         passes = self.epochs if epochs is None else epochs
         moved = self.download_s[client] + self.upload_s[client]
         return float(moved + passes * self.epoch_s[client])
@@ -206,11 +206,9 @@ class Fleet:
         return passes
 
     def find_drop(self, client: int, number: int) -> float | None:
-        """Return the share of a task after which its client leaves; None: it stays.
+        """Return the share of a task after which its client leaves, or None.
 
-        Args:
-            client: The index of the client.
-            number: Of the task: the client's draws of several tasks differ.
+        A client's draws for tasks of different `number` differ.
         """
         if not self.drop_out:
             return None
@@ -229,7 +227,7 @@ def _seconds(num_bytes: int, rate: Any, num_clients: int) -> NDArray[np.float64]
 
 
 def _count_examples(data: Sequence[Any]) -> list[float]:
-    """Return the examples of clients, where these are known without reading data."""
+    """Return the examples of clients, if they are known without reading data."""
     if isinstance(data, ClientData) and data.table is not None:
         if data.weights is not None:
             return data.weights.tolist()
@@ -254,7 +252,7 @@ def _count_of_one(client: Any) -> float | None:
 def _read_column(
     name: str, column: Any, data: Sequence[Any], least: float | None = None
 ) -> NDArray[np.float64]:
-    """Return a column, f64[clients]; its numbers are above 0, or at least `least`."""
+    """Return a column, f64[clients]. Numbers are above 0, or at least `least`."""
     if isinstance(column, LogNormal):
         return column.draw(len(data))
     if isinstance(column, int | float) and not isinstance(column, bool):

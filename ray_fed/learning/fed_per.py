@@ -143,7 +143,7 @@ def build_fed_per(
 def _find_own(
     model: Model, personal: Sequence[str], *, has_batch_norm: Any
 ) -> list[bool]:
-    """Return which trainable weights, and then running statistics, clients keep."""
+    """Return which trainable weights, then which running statistics, clients keep."""
     if not isinstance(has_batch_norm, bool):
         raise errors.ConfigError(
             "Expected True or False as `personal_batch_norm`, found"

@@ -158,7 +158,7 @@ def build_scaffold(
 
 
 def _divided(tensor: Any, by: Any) -> tf.Tensor:
-    """Divide by a number, which may be too large for float16; 0 / 0 is 0."""
+    """Divide by a number, which may be too large for float16. 0 / 0 is 0."""
     wide = widened(tensor)
     quotient = tf.math.divide_no_nan(wide, tf.cast(by, wide.dtype))
     return tf.cast(quotient, tensor.dtype)

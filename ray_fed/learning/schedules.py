@@ -54,11 +54,11 @@ class Task(NamedTuple):
     """The work of one client.
 
     Attributes:
-        number: Tasks that began before.
+        number: The number of tasks that began before.
         client: The index of the client.
-        version: The rounds of the run before the state that it works from.
+        version: The number of rounds of the run before the state that it works from.
         begins: Simulated seconds.
-        ends: Simulated seconds; when the update is there or the client leaves.
+        ends: Simulated seconds at which the update arrives or the client leaves.
         is_lost: Whether the client leaves and sends nothing.
     """
 
@@ -72,18 +72,18 @@ class Task(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What the clock says of a round.
+    """The decisions of the clock for a round.
 
     Attributes:
-        clients: Whose updates enter, in the order in which the round takes them.
-        told: What each of them is told, see `Paces`; None: nothing.
+        clients: The clients whose updates enter, in the order of the call's arguments.
+        told: The order of each client, see `Paces`, or None.
         versions: The version of the state from which each of them works.
         time: The simulated seconds of the run after the round.
         wasted: The simulated seconds of work that ended without entering any round.
         num_asked: The number of clients that began work.
-        saved: What the clock goes on from after the round, as JSON.
+        saved: The state of the clock after the round, as JSON.
         starts: Whether clients work from the states of `versions`, not the newest one.
-        live: The versions from which tasks under way work.
+        live: The versions from which running tasks work.
     """
 
     clients: Sequence[int]
@@ -156,15 +156,7 @@ class Synchronous:
 class SynchronousClock:
     """The clock of `Synchronous`.
 
-    Args:
-        schedule: The policies.
-        fleet: What work takes.
-        draw: Draws cohorts.
-        num_clients: Of the run.
-        cohort_size: That was asked for.
-
-    Raises:
-        ConfigError: There are fewer clients than a round asks.
+    Raises ConfigError if there are fewer clients than a round asks.
     """
 
     def __init__(
@@ -195,15 +187,15 @@ class SynchronousClock:
             )
 
     def begin(self, index: int, saved: bytes | None) -> None:
-        """Go on before a round from what a step saved, or begin at time 0."""
+        """Continue before a round from a saved step, or begin at time 0."""
         del index
         self._time = 0.0 if saved is None else json.loads(saved)["time"]
 
     def advance(self, index: int) -> Step:
         """Return the next round.
 
-        Raises:
-            ConfigError: No update comes in time, and that is to be an error.
+        Raises ConfigError if no update arrives in time, and the schedule asks for an
+        error.
         """
         schedule, fleet = self._schedule, self._fleet
         drawn = self._draw(index, self._asked)
@@ -248,7 +240,7 @@ class SynchronousClock:
         )
 
     def _wait_for_one(self, cohort: Sequence[int]) -> list[int]:
-        """Return who of a cohort can begin, after the hours in which nobody can."""
+        """Return who of a cohort can begin, after hours in which nobody can."""
         for _ in range(self._fleet.period + 1):
             there = self._fleet.who_is_there(self._time)
             able = [client for client in cohort if there is None or there[client]]
@@ -355,17 +347,10 @@ _MOST_DRAWS = 100
 
 
 class BufferedClock:
-    """The clock of `Buffered`: tasks under way, and what ends next.
+    """The clock of `Buffered`: the running tasks, and the tasks that end next.
 
-    Args:
-        schedule: The policies.
-        fleet: What work takes.
-        draw: Draws cohorts.
-        num_clients: Of the run.
-        seed: Of the order in which the clients of a cohort begin.
-
-    Raises:
-        ConfigError: There are fewer clients than are to work at the same time.
+    `seed` decides the order in which the clients of a cohort begin. Raises ConfigError
+    if there are fewer clients than work at the same time.
     """
 
     def __init__(
@@ -402,8 +387,7 @@ class BufferedClock:
     def advance(self, index: int) -> Step:
         """Return the next step.
 
-        Raises:
-            ConfigError: No client can begin, and none is under way.
+        Raises ConfigError if no client can begin, and no task runs.
         """
         schedule, first = self._schedule, self._number
         self._index = index
@@ -431,13 +415,11 @@ class BufferedClock:
         return self._end(taken, wasted, self._number - first)
 
     def check(self) -> None:
-        """Raise unless the tasks under way can be those of this clock.
+        """Raise SavedStateError unless the running tasks can belong to this clock.
 
         No client has two tasks, no task began after the clock's time or from a state
-        that is not there yet, none has ended, and there are at most `concurrency`.
-
-        Raises:
-            SavedStateError: They cannot be.
+        that is not there yet, no task has ended, and there are at most `concurrency`
+        tasks.
         """
         tasks = self._under_way
         is_right = (
@@ -471,7 +453,7 @@ class BufferedClock:
         self._busy.remove(task.client)
 
     def _fill(self) -> bool:
-        """Begin tasks until as many are under way as there can be; return if so."""
+        """Begin tasks up to the concurrency, and return whether it was reached."""
         while len(self._under_way) < self._schedule.concurrency:
             client = self._pick()
             if client is None:
@@ -488,7 +470,7 @@ class BufferedClock:
         return True
 
     def _pick(self) -> int | None:
-        """Return who begins next; None if nobody can."""
+        """Return who begins next, or None if nobody can."""
         there = self._fleet.who_is_there(self._time)
         num_there = self._num_clients if there is None else int(there.sum())
         num_busy = sum(there is None or bool(there[client]) for client in self._busy)
@@ -535,7 +517,7 @@ class BufferedClock:
 
 
 def _order(task: Task) -> tuple[float, int]:
-    """Return the place of a task among those that end."""
+    """Return the sort key of a task among the tasks that end."""
     return task.ends, task.number
 
 
@@ -555,8 +537,7 @@ def _pace(process: LearningProcess, paces: Paces) -> LearningProcess:
 class LiveStates:
     """States that later rounds work from, by version.
 
-    Attributes:
-        held: Each state, from its round until no task under way began with it.
+    Each state is held from its round until no running task began with it.
     """
 
     def __init__(self) -> None:
@@ -565,9 +546,7 @@ class LiveStates:
     def tell(self, index: int, state: Any, step: Step) -> list[Any]:
         """Add the state before a round.
 
-        Returns:
-            What `next` of a paced process takes before the data of clients, see
-            `Paces`.
+        Return the arguments of `next` of a paced process before the data, see `Paces`.
         """
         if step.told is None:
             return []
@@ -587,11 +566,7 @@ def open_clock(
     cohort_size: int | None,
     seed: int,
 ) -> SynchronousClock | BufferedClock:
-    """Return the clock of a run.
-
-    Raises:
-        ConfigError: The schedule does not fit the clients.
-    """
+    """Return the clock of a run. Raises ConfigError if it does not fit the clients."""
     if isinstance(schedule, Synchronous):
         return SynchronousClock(schedule, fleet, draw, num_clients, cohort_size)
     if cohort_size is not None:

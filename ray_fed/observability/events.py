@@ -178,9 +178,6 @@ class Sinks:
 
     A sink that draws `Waiting` in a terminal has a true attribute `draws_waits`. A
     terminal has room for one such line, so only the last of these sinks receives waits.
-
-    Args:
-        sinks: The first sinks.
     """
 
     def __init__(self, sinks: Iterable[EventSink] = ()) -> None:

@@ -43,13 +43,10 @@ _CUTS = 16
 
 
 class ComputationCache(Generic[_T]):
-    """A cache of a function's results for computations, while these are alive.
+    """A cache of a pure function's results for computations, while these are alive.
 
-    The latest few results are kept longer. They are returned for equal computations,
-    such as those of a learning process that is built again.
-
-    Args:
-        make: A pure function of a computation.
+    The latest few results stay longer. They are returned for equal computations, such
+    as the computations of a learning process that is built again.
     """
 
     def __init__(self, make: Callable[[Computation], _T]) -> None:

@@ -219,16 +219,15 @@ class Summed(Aggregator):
 
 
 class Prepared(Aggregator):
-    """Changes updates, and counts what it did, before another aggregator takes them.
+    """Changes updates, and counts its changes, before another aggregator takes them.
 
-    Attributes:
-        inner: the other aggregator, whose metrics follow its own.
+    The metrics of `inner` follow its own.
     """
 
     inner: Aggregator
 
     def initial_state(self) -> Any:
-        """Return the state before any round; by default none."""
+        """Return the state before any round, by default no state."""
         return ()
 
     @abc.abstractmethod
@@ -240,12 +239,12 @@ class Prepared(Aggregator):
         """Return the new state, and metrics by name."""
 
     def client_state(self, update_type: fl.Type) -> Any:
-        """Return the arrays that a client keeps before its first round; or None."""
+        """Return the arrays that a client keeps before its first round, or None."""
         del update_type
         return None
 
     def keeping_client(self, update: Any, weight: Any, state: Any, own: Any) -> Any:
-        """Return what `client` does, and what the client keeps.
+        """Return the result of `client`, and the values that the client keeps.
 
         It is called in place of `client` if there is a `client_state`.
         """
@@ -335,7 +334,7 @@ class Kept(NamedTuple):
         return tuple(parts) if len(parts) > 1 else next(iter(parts), None)
 
     def split(self, values: Any) -> tuple[list[Any], list[Any]]:
-        """Return the values at clients of each part: one value, or none."""
+        """Return the values at clients of each part: one value, or no value."""
         if self.first is not None and self.second is not None:
             return [values[0]], [values[1]]
         return (
@@ -359,14 +358,9 @@ def build_next(
 ) -> Any:
     """Return `next` of an aggregation.
 
-    Args:
-        combine: The function of the state, updates, weights and kept values that
-            returns the state, the aggregate, metrics and kept values. Kept values are
-            None if clients keep nothing.
-        state_type: S@SERVER.
-        update_type: The type of a client's update.
-        weight_type: The type of a client's weight.
-        client_state: The arrays that a client keeps before its first round, or None.
+    `combine` maps the state, updates, weights and kept values to the state, the
+    aggregate, metrics and kept values. Kept values are None if clients keep nothing.
+    `client_state` has the arrays that a client keeps before its first round.
     """
     types = [
         state_type,
@@ -397,7 +391,7 @@ def type_of_arrays(arrays: Any) -> fl.Type:
 
 
 def _trace(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
-    """Return the computation of a client; it takes no state if that is empty."""
+    """Return a client's computation. Without a state, it takes no state."""
     if is_empty(state_type):
         return rtf.computation(
             lambda update, weight: client(update, weight, ()), *given
@@ -410,7 +404,7 @@ def _trace(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
 
 
 def _trace_keeping(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
-    """Return the computation of a client that keeps values, which it takes third."""
+    """Return the computation of a client. It takes the values it keeps third."""
     if is_empty(state_type):
         return rtf.computation(
             lambda update, weight, own: client(update, weight, (), own), *given
@@ -423,7 +417,7 @@ def _trace_keeping(client: Callable[..., Any], state_type: Any, *given: fl.Type)
 
 
 def _trace_end(server: Callable[..., Any], state_type: Any, sums_type: fl.Type) -> Any:
-    """Return the computation of a server; it takes no state if that is empty."""
+    """Return a server's computation. Without a state, it takes no state."""
     if is_empty(state_type):
         return rtf.computation(lambda sums: server(sums, ()), sums_type)
     return rtf.computation(
@@ -445,7 +439,7 @@ def _is_alike(aggregate: Any, like: Any) -> bool:
 
 
 def _no_measurements() -> Any:
-    """Return an empty struct at the server, inside of a federated computation."""
+    """Return an empty struct at the server, inside a federated computation."""
 
     @rtf.computation
     def nothing() -> "OrderedDict[str, Any]":
@@ -455,10 +449,9 @@ def _no_measurements() -> Any:
 
 
 def _join(own: Any, inner: Any) -> "OrderedDict[str, Any]":
-    """Return the metrics of an aggregator and of the one inside it.
+    """Return the metrics of an aggregator and of the aggregator inside it.
 
-    A name that the inner one has, too, gets a suffix such as `_1`, as Keras names its
-    metrics.
+    A name that the inner one also has gets a suffix such as `_1`, as in Keras.
     """
     inner_metrics: dict[str, Any] = dict(inner or {})
     joined: OrderedDict[str, Any] = OrderedDict()
@@ -472,9 +465,7 @@ def _join(own: Any, inner: Any) -> "OrderedDict[str, Any]":
 def norm_of(update: Any, order: float = 2) -> tf.Tensor:
     """Return the norm of all floats of an update as one vector, f32[].
 
-    Args:
-        update: A structure of tensors.
-        order: 2 for the Euclidean norm, infinity for the largest absolute value.
+    An `order` of infinity means the largest absolute value.
     """
     if order == math.inf:
         largest = [
@@ -510,15 +501,9 @@ def statistics_of(update: Any) -> tuple[Any, ...]:
 
 
 def refuse_statistics(update_type: fl.Type, name: str, why: str) -> None:
-    """Raise for updates with running statistics, which a rule does not preserve.
+    """Raise ValueMismatchError for updates with running statistics.
 
-    Args:
-        update_type: of a client.
-        name: of the aggregator.
-        why: it does not.
-
-    Raises:
-        ValueMismatchError: there are some.
+    `why` says why the rule called `name` does not preserve them.
     """
     if found := statistics_of(update_type):
         raise errors.ValueMismatchError(
@@ -631,11 +616,7 @@ def _member(update: Any, name: str | None, index: int) -> Any:
 
 
 def inner_or_mean(inner: Aggregator | None) -> Aggregator:
-    """Return what another aggregator ends in, by default the weighted mean.
-
-    Raises:
-        ValueMismatchError: it is no aggregator.
-    """
+    """Return the inner aggregator, by default the weighted mean."""
     inner = Mean() if inner is None else inner
     expect_aggregator(inner)
     return inner

@@ -62,12 +62,12 @@ class AdaptiveNorm:
 
 @dataclasses.dataclass(frozen=True)
 class Bounded(Prepared):
-    """Clips or zeroes what is above a bound, then aggregates; see `clipped`, `zeroed`.
+    """Clips or zeroes updates above a bound, then aggregates; see `clipped`, `zeroed`.
 
     Attributes:
-        inner: takes the bounded updates.
-        norm: the bound.
-        kind: what happens above it.
+        inner: The aggregator of the bounded updates.
+        norm: The bound.
+        kind: The treatment of updates above it.
         norm_order: Order of the norm of "zeroed" updates, 2 or infinity.
     """
 
@@ -165,9 +165,9 @@ def zeroed(
 
 
 def clip(update: Any, bound: Any) -> tuple[Any, Any]:
-    """Return an update scaled down to a norm, and the norm that it had.
+    """Return an update scaled down to a bound on its norm, and its former norm.
 
-    In types to add up in, as `scaled`.
+    Dtypes are those to add up in, as in `scaled`.
     """
     norm = norm_of(update)
     factor = tf.where(norm > bound, bound / tf.maximum(norm, 1e-30), 1.0)

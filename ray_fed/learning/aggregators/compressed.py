@@ -50,14 +50,15 @@ _MOST_BITS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Compressed(Prepared):
-    """Compresses each tensor of floats but for running statistics, then aggregates.
+    """Compresses tensors of floats, except running statistics, then aggregates.
 
     Attributes:
-        inner: takes what is left of the updates.
-        compress: returns what is left of a tensor.
+        inner: The aggregator of the compressed updates.
+        compress: Returns a tensor as the server reads it after compression.
         size: Returns the bytes of a tensor in its compressed form, from its number of
             elements and the bytes of one element.
-        error_feedback: Whether clients keep what compression takes from their updates.
+        error_feedback: Whether clients keep the error that compression makes, for their
+            next update.
     """
 
     inner: Aggregator
@@ -66,7 +67,7 @@ class Compressed(Prepared):
     error_feedback: bool
 
     def _sizes(self, update: Any) -> list[int]:
-        """Return the bytes of each tensor of an update, or of its specs, as sent."""
+        """Return the bytes of each tensor of an update as sent. Specs work, too."""
         sizes: list[int] = []
         for tensor, is_compressed in _parts_of(update):
             elements = int(np.prod(tensor.shape))
@@ -138,7 +139,7 @@ class Compressed(Prepared):
 
 
 def _parts_of(update: Any) -> list[tuple[Any, bool]]:
-    """Return the tensors of an update, or specs, and whether each is compressed."""
+    """Return each tensor or spec of an update, and whether it is compressed."""
     as_is = [id(tensor) for tensor in statistics_of(update)]
     return [
         (tensor, tensor.dtype.is_floating and id(tensor) not in as_is)

@@ -62,19 +62,19 @@ _ADAPTIVE = AdaptiveNorm()
 class NoisyMean(Summed):
     """Clips, sums, adds noise and divides; see `dp_mean` and `dp_ftrl_mean`.
 
-    Its state is NoiseState: noise follows from the seed and this, so that a round that
-    is repeated from the same state draws the same.
+    Its state is a NoiseState. Noise follows from the seed and this state, so a round
+    that is repeated from the same state draws the same noise.
 
     Attributes:
-        norm: the clients' bound.
-        noise_multiplier: of the sum, after what an adaptive bound takes of it.
-        clients_per_round: the fixed denominator.
-        seed: of the noise.
-        privacy: what each round spends.
-        num_clients: to choose cohorts from.
-        count_noise: standard deviation of the noise of an adaptive bound's count.
-        rounds_per_tree: None: each round has noise of its own.
-        counts_empty_rounds: true: noise hides that nobody was there.
+        norm: The bound on a client's update.
+        noise_multiplier: The noise of the sum, without the share of an adaptive bound.
+        clients_per_round: The fixed denominator.
+        seed: The seed of the noise.
+        privacy: The privacy that each round spends.
+        num_clients: The number of clients to choose cohorts from.
+        count_noise: The standard deviation of the noise of an adaptive bound's count.
+        rounds_per_tree: The rounds of a tree. None: each round has noise of its own.
+        counts_empty_rounds: True, because noise hides that nobody was there.
     """
 
     norm: float | AdaptiveNorm
@@ -140,7 +140,7 @@ class NoisyMean(Summed):
         return tf.nest.pack_sequence_as(update, noisy), new_state, metrics
 
     def _noise(self, like: Any, place: int, round_index: Any) -> Any:
-        """Return noise of deviation 1 of a round; of a tree: by which its sum grows."""
+        """Return noise of deviation 1 for a round, or the increase of a tree's sum."""
         if self.rounds_per_tree is None:
             return self._draw(like, place, round_index, 0)
         tree = round_index // self.rounds_per_tree
@@ -270,9 +270,9 @@ def dp_ftrl_mean(
 def split_noise(noise_multiplier: float, count_noise: float) -> tuple[float, float]:
     """Return the noise multiplier of the sum that leaves enough for a count of clients.
 
-    Both together protect as noise_multiplier alone does on the sum. (Theorem 1:
-    z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2).) A count's noise that is not above half of
-    the multiplier is raised to the multiplier. Without noise, both are 0.
+    Both together protect as noise_multiplier alone does on the sum. (Theorem 1: z_sum =
+    (z^-2 - (2 sigma_b)^-2)^(-1/2).) If a count's noise is not above half of the
+    multiplier, it is raised to the multiplier. Without noise, both are 0.
     """
     if not noise_multiplier:
         return 0.0, 0.0

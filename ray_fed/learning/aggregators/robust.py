@@ -117,7 +117,8 @@ class Ranked(Tabled):
 
     Attributes:
         max_clients: See `Tabled`.
-        trimmed_share: cut off at either end; None: all but the middle one or two.
+        trimmed_share: The share cut off at either end. None: all but the middle value
+            or two.
     """
 
     max_clients: int
@@ -382,12 +383,12 @@ class _Table:
 
 
 def _as_column(mask: Any, row: Any) -> Any:
-    """Return a mask of rows in a shape that goes with a table of such rows."""
+    """Reshape a mask of rows so that it broadcasts over a table of these rows."""
     return tf.reshape(mask, [-1] + [1] * len(row.shape))
 
 
 def _middle(rows: Any, cut: Any, count: Any) -> Any:
-    """Return the mean of the sorted rows from `cut` to `count - cut`; 0 of none."""
+    """Return the mean of the sorted rows from `cut` to `count - cut`, or 0."""
     index = tf.range(tf.shape(rows)[0])
     present = _as_column(index < count, rows[0])
     last = rows.dtype.max if rows.dtype.is_integer else np.inf
@@ -410,7 +411,7 @@ def _gram(rows: Any) -> tf.Tensor:
 
 
 def _mean_of_rows(rows: Any, shares: tf.Tensor) -> Any:
-    """Return the mean of rows by shares, in types to add up in; 0 if all are 0."""
+    """Return the mean of rows by shares, in dtypes to add up in, or 0 for no shares."""
     total = tf.reduce_sum(shares)
     shares = tf.math.divide_no_nan(shares, total)
 

@@ -36,9 +36,10 @@ class SecureMean(Summed):
     """See `secure_mean`.
 
     Attributes:
-        bound: of the absolute value of each number.
-        bits: of a client's integer.
-        max_clients: of a round, which the modulus leaves room for.
+        bound: The bound on the absolute value of each number.
+        bits: The bits of a client's integer.
+        max_clients: The largest number of clients of a round, for which the modulus has
+            room.
     """
 
     bound: float
@@ -47,7 +48,7 @@ class SecureMean(Summed):
 
     @property
     def modulus(self) -> int:
-        """The power of two that sums are taken modulo of."""
+        """The power of two that is the modulus of sums."""
         return 2 ** (self.bits + (self.max_clients - 1).bit_length())
 
     @override
