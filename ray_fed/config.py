@@ -415,8 +415,8 @@ class Workers(Frozen):
         num_cpus: CPUs of each actor. It has max(1, int(num_cpus)) TensorFlow threads.
         num_gpus: GPUs of each actor, at most 1, because its executor works on one
             device. A fraction becomes a memory limit of TensorFlow.
-        memory: Bytes of memory that Ray reserves for each actor, of what it counts as
-            the memory of a node. Ray does not limit the actor to it.
+        memory: Bytes of a node's memory that Ray reserves for each actor. Ray does not
+            limit the actor to it.
         accelerator_type: Name that Ray has for the accelerator of the actors' nodes,
             such as "H100". None allows every node.
         resources: Other Ray resources of each actor.
@@ -428,7 +428,7 @@ class Workers(Frozen):
             each actor keeps between rounds. This process keeps copies of lists of
             clients, up to the same size. It is also the limit of one sequence that an
             actor reads from a dataset, a generator or another iterable. With 0, an
-            actor keeps nothing, and `data.sequence_bytes` limits what it reads.
+            actor caches nothing, and `data.sequence_bytes` limits its reads.
         wait_timeout_s: Seconds that a round waits for room for the actors that it needs
             (min, or one). They start again whenever an actor gets room or a subround
             ends. The time of a start, or of a busy actor, does not count.

@@ -1,4 +1,4 @@
-"""Finds and joins a Ray, and tells whether this process is still connected to it.
+"""Finds and joins a Ray, and says whether this process is still connected to it.
 
 A context uses the first Ray that exists, in the order of `ray.init`:
 

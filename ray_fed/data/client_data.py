@@ -286,7 +286,7 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def concat(self, *others: "ClientData") -> Self:
-        """Return these clients and those of others, in this order.
+        """Return these clients, followed by the clients of others.
 
         Raises:
             ConfigError: Two clients have one id.

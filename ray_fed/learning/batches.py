@@ -1,7 +1,7 @@
-"""What a client has: the same number of rows in inputs and labels of a batch.
+"""Checks that inputs and labels of a client's batch have the same number of rows.
 
-Lists, and values of `ClientData` that are at hand, are looked at here; what a function
-loads is when a worker reads it. Files are not looked at.
+Lists, and values of `ClientData` in memory, are checked here. The result of a function
+is checked when a worker reads it. Files are not checked.
 """
 
 import logging
@@ -75,7 +75,7 @@ class BatchCaster:
             else (made == value)
         )
         if not np.all(is_kept):
-            return value  # and is refused
+            return value  # it is refused later
         if not self._is_silent:
             self._is_silent = True
             _logger.warning(

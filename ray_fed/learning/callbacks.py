@@ -1,7 +1,7 @@
 """Callbacks of a run: tables, trackers, saved models and early stopping.
 
 A callback is any object with a method `on_round(record)`. `Callback` has the other
-hooks. When a run begins or is resumed, a callback writes its file anew from the
+hooks. When a run begins or is resumed, a callback writes its whole file from the
 history. So each round has one row, also if the program was killed between a row and a
 checkpoint. A file that is replaced is complete or absent. The libraries of trackers are
 extras, which are imported when a callback is made.
@@ -250,7 +250,7 @@ def check_place(path: pathlib.Path) -> None:
 class CSV(Callback):
     """Writes one row for each round to a CSV file.
 
-    The columns are those of `History.rows()`. If a later round has a new metric, such
+    The columns are as in `History.rows()`. If a later round has a new metric, such
     as the first evaluation, the file is written again with the new column.
 
     Args:
@@ -296,7 +296,7 @@ class CSV(Callback):
 class JSONLines(Callback):
     """Writes one JSON object for each round, on its own line.
 
-    The names are those of `History.rows()`. JSON has no NaN and no infinities, so such
+    The names are as in `History.rows()`. JSON has no NaN and no infinities, so such
     numbers, such as a loss without examples, are null.
 
     Args:
@@ -626,8 +626,8 @@ class MLflow(Callback):
             self._run_id = run.info.run_id
 
     def _find(self, experiment_id: str) -> str:
-        # MLflow's filter has no escape for quotes: a name with both kinds is looked for
-        # among the latest 1,000 runs.
+        # MLflow's filter cannot escape quotes. A name with both kinds of quotes is
+        # searched among the latest 1,000 runs.
         name, quote = self._run_name, '"' if "'" in self._run_name else "'"
         named = "" if quote in name else f"attributes.run_name = {quote}{name}{quote}"
         runs = self._client.search_runs([experiment_id], named)

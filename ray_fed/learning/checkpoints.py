@@ -133,7 +133,7 @@ class RunStorage:
         self.start = start
         self._start = starts + 1 if noted is not None else 0
         self._write_note()
-        if self._is_closed:  # meanwhile: nobody waited
+        if self._is_closed:  # closed meanwhile, so nobody waits
             self._lock.release()
         return saved, first_number
 
@@ -163,7 +163,9 @@ class RunStorage:
             )
         values, rounds = self._rounds.read_latest(at_most=num_rounds)
         archives = json.loads(values.pop("clients", b"{}")) if values else {}
-        if self._clients is not None:  # what was lost before a first save goes, too
+        if (
+            self._clients is not None
+        ):  # values lost before a first save are removed, too
             self._archives = archives
             try:
                 self._clients.read_archives(archives.get(str(rounds), ()))
@@ -236,7 +238,7 @@ class RunStorage:
             content["live"] = json.dumps(list(reached.live)).encode()
         if self._clients is not None:
             content["clients"] = self._save_clients(self._clients, rounds)
-        # Records first: a state whose rounds have none would be of no use.
+        # Records first: a state is useless if its rounds have no records.
         self._log.append(map(to_json, reached.history[self._num_logged :]))
         try:
             self._rounds.write_and_keep(rounds, content, self._num_to_keep)
@@ -272,7 +274,7 @@ class RunStorage:
     def _save_clients(self, clients: SavedClientStates, rounds: int) -> bytes:
         """Save the values of clients, and return the archives of each state as JSON."""
         self._archives[str(rounds)] = clients.write_archives()
-        # One more than the states: the oldest goes once the new one is there.
+        # One more than the states: the oldest is removed after the new one is written.
         for old in list(self._archives)[: -1 - (self._num_to_keep or 0)]:
             del self._archives[old]
         return json.dumps(self._archives).encode()
@@ -310,7 +312,7 @@ class FolderLock:
         self.release()
         if self._path is None:
             return True
-        with contextlib.suppress(OSError):  # a later write says why
+        with contextlib.suppress(OSError):  # a later write raises the error
             os.makedirs(self._path, exist_ok=True)  # noqa: PTH103
             descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -421,7 +423,7 @@ class Checkpoints:
         self._read = read
         self._spacing_s = spacing_s
         self._saves_each = spacing_s is None
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._waiting: Reached | None = None
         self._is_saving = self._is_hurried = self._is_closed = False
         self._error: BaseException | None = None
@@ -471,7 +473,7 @@ class Checkpoints:
             while self._saves_each and self._waiting is not None:
                 self._changed.wait(_POLL_S)
                 self._saves_each = find_time_left() is None
-            self._error = None  # the last state is tried in any case
+            self._error = None  # the last state is always tried
             self.add(reached)
             while self._is_saving or self._waiting is not None:
                 left = find_time_left()

@@ -569,7 +569,7 @@ class SavedClientStates(ClientStates):
 
     def __init__(self, initial: Any, storage_path: str, *, memory_bytes: int) -> None:
         place = storage_path.removeprefix("file://").removeprefix("local://")
-        # An object store is no place for what rounds read.
+        # Rounds read these values, and an object store would be slow.
         spilled = tempfile.gettempdir() if "://" in place else place
         super().__init__(initial, spilled, memory_bytes=memory_bytes)
         self._archives = ClientArchives(f"{storage_path}/clients", self._row_bytes)
@@ -673,7 +673,8 @@ class RunClients:
 
     def __init__(self, states: ClientStates | None) -> None:
         self._states = states
-        # Of the rounds that took and put last: index, clients, what these had before.
+        # For the rounds that took and put last: index, clients, and their earlier
+        # values.
         self._taken: tuple[int, Sequence[int], Sequence[Any]] = -1, (), ()
         self._put = self._taken
 

@@ -238,8 +238,7 @@ def build_process(
     error feedback. The second member is then for the aggregator. Without a
     `client_state`, K is what clients keep for the aggregator, if anything.
 
-    Metrics are those of the model, those of the aggregator, and those that `server`
-    returns.
+    Metrics come from the model, the aggregator and `server`.
 
     Args:
         model: The model to train.
@@ -347,7 +346,7 @@ def build_process(
         epochs=epochs if isinstance(epochs, int) else 1,
     )
 
-    @functools.cache  # it takes seconds, and a context knows again what it compiled
+    @functools.cache  # it takes seconds; contexts recognize its result
     def pace(paces: Paces) -> LearningProcess:
         _check_pace(process, client, result_type, paces)
         paced = _Paced(model, send, client, state_type.member, paces)

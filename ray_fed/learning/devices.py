@@ -4,9 +4,9 @@
                         + epochs * examples * seconds_per_example
                         + bytes up / upload
 
-Bytes down and up are those of `LearningProcess.client_bytes`, the same as in records of
-rounds. Numbers come from a constant, a distribution with a seed, or a column of a
-table. Nothing here is measured, so a simulated time is the same on each machine.
+Bytes down and up come from `LearningProcess.client_bytes`, as in records of rounds.
+Numbers come from a constant, a distribution with a seed, or a column of a table.
+Nothing here is measured, so a simulated time is the same on each machine.
 
 Sources:
     Keith Bonawitz et al.: Towards Federated Learning at Scale: System Design. MLSys
@@ -85,9 +85,10 @@ class Devices:
         upload: Bytes per second that a client sends, > 0. None: sending takes no time.
         hours: For each client, in order or by id, the hours in which it can begin work.
             The simulated time begins with hour 0. None: all hours.
-        period: The hours after which `hours` begin anew, >= 1. 24: a day, 168: a week.
-        drop_out: The probability that a client leaves in the midst of its work, >= 0
-            and < 1. It leaves after a share of the work that is uniform in [0, 1).
+        period: The number of hours after which `hours` repeats, >= 1. 24: a day, 168: a
+            week.
+        drop_out: The probability that a client leaves during its work, >= 0 and < 1. It
+            leaves after a share of the work that is uniform in [0, 1).
         examples: The examples of each client in one epoch, >= 0. None: the rows of its
             data. They are known for lists of batches and for `ClientData` of tables.
         seed: The seed of `drop_out`, >= 0.
@@ -120,7 +121,7 @@ class Devices:
                 check_positive(name, getattr(self, name))
 
     def fleet(self, process: LearningProcess, data: Sequence[Any]) -> "Fleet":
-        """Return what work takes for the clients of a run.
+        """Return the times of work for the clients of a run.
 
         Args:
             process: The process that the clients work on.
@@ -273,7 +274,7 @@ def _read_column(
 
 
 def _by_client(name: str, column: Any, data: Sequence[Any]) -> list[Any]:
-    """Return what a column has for each client, in the order of the data."""
+    """Return the values of a column for each client, in the order of the data."""
     if isinstance(column, Mapping):
         named = cast("Mapping[Any, Any]", column)
         ids: Sequence[Any] = getattr(data, "ids", range(len(data)))

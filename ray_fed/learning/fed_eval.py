@@ -210,7 +210,7 @@ def build_client_eval(
 
         next         (<S@SERVER, model.data_type, model.data_type> -> metrics@CLIENTS)
 
-    The metrics are those of `build_fed_eval`, over the examples of one client. `spread`
+    The metrics are as in `build_fed_eval`, over the examples of one client. `spread`
     summarizes them.
 
     Args:
@@ -276,8 +276,8 @@ def evaluate_personal(
 
     Args:
         training: The process.
-        state: The server's state, such as that of a result.
-        client_states: The values that clients keep, such as those of a result.
+        state: The server's state, such as `result.state`.
+        client_states: The values that clients keep, such as `result.client_states`.
         data: Data to evaluate on, for each client: in any form that `run` takes, with
             the same ids, or with indices if the clients of the run have no ids. A
             mapping may have some of the clients.

@@ -53,7 +53,7 @@ def build_fed_per(
     With `personal_batch_norm=True`, this is FedBN (Li et al., 2021): clients keep the
     layers of batch normalization, with their running statistics.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         personal: The names of the layers that each client keeps, such as the last

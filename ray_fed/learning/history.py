@@ -426,8 +426,8 @@ class History(Sequence[RoundRecord]):
 
     Args:
         records: The records from the first round on.
-        evaluates: Whether the run evaluates. If so, a metric's name without a prefix is
-            that of the evaluation.
+        evaluates: Whether the run evaluates. If so, a metric's name without a prefix
+            means the evaluation's metric.
     """
 
     def __init__(
@@ -466,7 +466,7 @@ class History(Sequence[RoundRecord]):
             StorageError: The path cannot be read.
             SavedStateError: All records are damaged.
         """
-        rounds = Versions(path, "round_").find()  # before records: these are first
+        rounds = Versions(path, "round_").find()  # records are written first
         if not rounds:
             raise errors.ConfigError(
                 f"Expected the rounds of a run in `{os.fspath(path)}`, found none: pass"
@@ -505,7 +505,7 @@ class History(Sequence[RoundRecord]):
         items = self._shared.items
         if len(items) == self._size:
             items.append(record)
-        elif items[self._size] is not record:  # another history went on from this one
+        elif items[self._size] is not record:  # another history continued this one
             return History((*self, record), evaluates=self._evaluates)
         more = History(evaluates=self._evaluates)
         more._shared, more._size = self._shared, self._size + 1

@@ -186,7 +186,7 @@ class LocalTraining:
             carried = model.reseed(weights).non_trainable, model.totals.zero()
             if isinstance(passes, int) and passes == 1:
                 carried = batches.reduce(carried, step)
-            else:  # one graph of a pass, however many there are
+            else:  # one graph of a pass, for any number of passes
                 begun = tf.constant(0), carried
                 _, carried = tf.while_loop(
                     lambda epoch, _: epoch < passes, one_pass, begun

@@ -97,7 +97,7 @@ def _twin(layer: Any) -> Any:
 
 
 def _remake(layer: Any) -> Any:
-    # The user's functions and classes are found here, so they need no registration.
+    # These are the user's functions and classes, so they need no registration.
     custom: dict[str, Any] = {}
     for inner in layer._flatten_layers():
         for value in (type(inner), *vars(inner).values()):
@@ -214,7 +214,7 @@ def _parts_of(value: Any) -> tuple[Any, list[Any]] | None:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not yet assigned
+    except ValueError:  # not assigned yet
         return None
 
 
@@ -342,7 +342,7 @@ class Model:
         written = self._find_written(unseeded, training=True)
         constant = {id(v) for v in unseeded if id(v) not in written}
         self._others = tuple(v for v in others if id(v) not in constant)
-        # As tensors, which a graph contains once however often it uses them.
+        # As tensors, because a graph contains a tensor once, however often it uses it.
         self._constants = [
             (v, tf.constant(v.numpy())) for v in others if id(v) in constant
         ]
@@ -586,7 +586,7 @@ class Model:
     ) -> tuple[list[Any], ForwardPass]:
         """Return gradients in the form that an optimizer of Keras takes.
 
-        Arguments and errors are those of `differentiate`. Random layers draw from the
+        For arguments and errors see `differentiate`. Random layers draw from the
         seeds in `weights`, so call `reseed` first, once for a client.
 
         Returns:

@@ -212,7 +212,7 @@ def refusal(
     text = str(error).strip() or type(error).__name__
     place = tracebacks.find_place(error_texts.traceback_of(error))
     then = ": set the type of the labels by `label_type`"
-    if place:  # in a function of the user's
+    if place:  # in a user's function
         then = f". {place} Fix it there"
     return errors.ValueMismatchError(
         f"Expected a {kind} that takes {rows}, found that `{name}` raises"

@@ -65,8 +65,8 @@ class OptimizerSpec:
         if not is_number:
             _check_schedule(rate)
         bare = keras.optimizers.Optimizer(0.1)
-        # Private names of the base class are its variables and their bookkeeping, which
-        # copies have of their own; so have they the cache of what is excluded.
+        # Private names of the base class are its variables and their bookkeeping.
+        # Copies have their own, and their own cache of excluded variables.
         left_out = {name for name in vars(bare) if name.startswith("_")}
         left_out |= {"built", "_exclude_from_weight_decay_cache"}
         self._settings = {
@@ -207,7 +207,7 @@ class StampedOptimizer:
 
         A weight whose gradient is None stays as it is.
         """
-        # As `fit` does, so that a class of one's own may override it.
+        # As in `fit`, so a user's class can override it.
         self._optimizer.apply_gradients(zip(gradients, self._weights, strict=True))
 
     def finish(self) -> tuple[tf.Tensor, ...]:
@@ -318,7 +318,7 @@ def _leaves(optimizer: Any) -> list[Any]:
 def _variable_like(reference: Any) -> Any:
     """Return a zero variable that an optimizer treats like another variable."""
     scope, _, _ = reference.path.rpartition("/")
-    # With "/" at its end TensorFlow adds no number to a name that it has seen.
+    # With "/" at its end, TensorFlow adds no number to a name that exists.
     with tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
         variable: Any = keras.Variable(
             "zeros", reference.shape, reference.dtype, name=reference.name

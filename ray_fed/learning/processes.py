@@ -31,7 +31,7 @@ class ClientBytes(NamedTuple):
 
 
 class Paces(NamedTuple):
-    """What clients of a paced process are told beside the state and their data.
+    """The orders of clients of a paced process, beside the state and their data.
 
         next  (<state@SERVER, <state, ...>@SERVER, T@CLIENTS, data> -> as before)
 
@@ -75,7 +75,7 @@ class LearningProcess:
         trace_client_metrics: Returns the `next` that does so. None if the process was
             not built by `build_process`.
         epochs: The passes of a client over its data in a round, which clocks count.
-        pace: Returns the process whose clients are told how to work: see
+        pace: Returns the process whose clients get orders: see
             `composition.Paces`. None if the process was not built by `build_process`.
     """
 

@@ -371,7 +371,7 @@ def open_calls(process: LearningProcess, interrupts: Interrupts) -> ProcessCalls
         if isinstance(context, RayFederatedContext):
             return ReferencedCalls(process, context, owns=False)
         if isinstance(context, ray_fed.ExecutionContext):
-            # With `debug`, a breakpoint is to stop the thread that calls.
+            # With `debug`, a breakpoint must stop the calling thread.
             if context.config.debug:
                 return NumberedCalls(process, context, interrupts)
             return ReferencedCalls(process, RayFederatedContext(context), owns=True)
@@ -394,7 +394,7 @@ class ReferencedCalls(ProcessCalls):
         self._process = process
         self._context = context
         self._owns = owns
-        self.takes_ahead = owns  # so that `close` ends what was called in vain
+        self.takes_ahead = owns  # `close` ends a call that is not needed
         self._reports = RoundReports()
         self._sinks: list[EventSink] = []
         self.subscribe(self._reports)

@@ -59,7 +59,7 @@ _INITIAL = ("state:", "client_state:")
 
 def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError, with all differences, unless two fingerprints are equal."""
-    found = json.loads(json.dumps(found))  # tuples become lists, as in what was saved
+    found = json.loads(json.dumps(found))  # tuples become lists, as in the saved one
     names = [n for n in {**saved, **found} if saved.get(n) != found.get(n)]
     known = saved.get("initialize")
     is_same_start = known is not None and known == found.get("initialize")
@@ -196,7 +196,7 @@ def digest_start(state: Any, client_states: ClientStates | None) -> str:
 def _describe_leaves(part: str, values: Any) -> dict[str, Any]:
     try:
         named = structure_utils.flatten_with_name(values)
-    except (TypeError, ValueError):  # it cannot be saved, which the save will say
+    except (TypeError, ValueError):  # it cannot be saved, and the save raises the error
         return {}
     return {f"{part}:{name}": describe_value(leaf) for name, leaf in named}
 

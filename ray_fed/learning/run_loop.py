@@ -561,7 +561,7 @@ class RunLoop:
         self._is_left = False
         self._bytes_read = 0
         self._changed: dict[ClientId, bytes] = {}  # since a state was to be saved
-        self._seen: dict[int, ClientMetrics] = {}  # by an adaptive sampler
+        self._seen: dict[int, ClientMetrics] = {}  # for an adaptive sampler
 
     def _no_rounds(self) -> History:
         return History(evaluates=self._spec.evaluate is not None)
@@ -984,7 +984,7 @@ def run(
         validation_data: Data that the server evaluates: a pair `(x, y)`, which is cut
             into batches of 32 rows; a list or a `tf.data.Dataset` of batches; or
             clients, in any form that `data` takes. Arrays are copied before the first
-            round. Without `evaluate`, the metrics are those of `build_fed_eval`.
+            round. Without `evaluate`, the metrics are as in `build_fed_eval`.
         evaluate_every: The number of rounds between two evaluations, >= 1.
         cast: Whether arrays in lists of batches are cast to the model's dtypes if their
             values fit, such as NumPy's int64 and float64, or integers and booleans for
@@ -1000,7 +1000,7 @@ def run(
         stop: A function of the history, which is called after each round. The run ends
             if it returns true.
         progress: Whether to show a bar in a terminal or notebook, and lines elsewhere.
-        state: The state to continue from, such as that of another result. Its
+        state: The state to continue from, such as another result's state. Its
             `round_index` is the number of rounds before. None: `process.initialize()`.
             A run that is saved at `storage_path` continues instead, with a warning if
             `state` or `client_states` are not values of that run.

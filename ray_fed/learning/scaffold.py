@@ -72,7 +72,7 @@ def build_scaffold(
     and the variables of its optimizer. Each client has the same weight, whatever its
     number of examples. A client without examples changes nothing.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         client_optimizer: SGD with a learning rate alone, which is eta_l of the paper;

@@ -109,7 +109,7 @@ class Synchronous:
         over_selection: Of a cohort of n, the round asks `ceil(over_selection * n)`
             clients and takes the first n updates, >= 1.
         deadline: The most simulated seconds of a round, > 0. None: as long as it takes.
-        late: What a client does that cannot do all its epochs by the deadline. With
+        late: The work of a client that cannot do all its epochs by the deadline. With
             "leave_out", its work is lost. With "partial", it does as many epochs as it
             can, and its work is lost only if it cannot do one.
         empty: What happens if clients were asked and no update comes. With "error", the
@@ -139,7 +139,7 @@ class Synchronous:
             )
 
     def pace(self, process: LearningProcess, devices: Devices) -> LearningProcess:
-        """Return the process whose clients are told what the schedule tells them.
+        """Return the process whose clients follow this schedule.
 
         Raises:
             ConfigError: Clients of the process cannot do partial work, or its privacy
@@ -260,7 +260,7 @@ class Buffered:
 
     `concurrency` clients work at the same time. When one of them ends, another one
     begins from the newest state. The sampler draws cohorts of `concurrency` clients,
-    which begin in an order that is shuffled by the seed of the run. Those that still
+    which begin in an order that is shuffled by the seed of the run. Clients that still
     work, or that are not there in this hour, are passed over.
 
     A step multiplies the update of a client by the weight of its staleness: the number
@@ -331,7 +331,7 @@ class Buffered:
         return float(weight)
 
     def pace(self, process: LearningProcess, devices: Devices) -> LearningProcess:
-        """Return the process whose clients are told what the schedule tells them.
+        """Return the process whose clients follow this schedule.
 
         Raises:
             ConfigError: Clients of the process keep values, add noise, or send more
@@ -379,7 +379,7 @@ class BufferedClock:
         self._number: int = found.get("number", 0)
         self._under_way = [Task(*task) for task in found.get("under_way", ())]
         self._busy = {task.client for task in self._under_way}
-        # Cohorts that were drawn, and how many clients of the last one were seen.
+        # The number of drawn cohorts, and of the seen clients of the last one.
         self._drawn, self._seen = found.get("queue", (0, 0))
         self._queue = self._shuffle(self._drawn - 1) if self._drawn else []
         self.check()

@@ -67,7 +67,7 @@ class Trial:
         seed: The seed.
         history: The records of the rounds. Empty if the trial failed.
         reason: Why the run ended, see `TrainingResult`, or "failed".
-        error: What a failed trial raised, as text. None for other trials.
+        error: The error of a failed trial, as text. None for other trials.
     """
 
     parameters: Mapping[str, Value]

@@ -53,7 +53,7 @@ def is_finite(tensors: Sequence[Any]) -> tf.Tensor:
 
     If the sum of finite elements is infinite, the result is false.
     """
-    # One pass and no copy: what is not finite makes a sum that is not.
+    # One pass and no copy: a number that is not finite makes the sum not finite.
     sums = [_sum_by_axes(widened(t)) for t in tensors if t.dtype.is_floating]
     finite = [tf.math.is_finite(total) for total in sums]
     return tf.reduce_all(tf.stack(finite)) if finite else tf.ones([], tf.bool)

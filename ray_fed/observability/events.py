@@ -22,7 +22,7 @@ class Waiting:
     later call sends it if it waits for workers for longer than five seconds.
 
     Attributes:
-        activity: What the call waits for, such as "1 of 2 workers ready". It is empty
+        activity: The reason for the wait, such as "1 of 2 workers ready". It is empty
             when the wait ends.
     """
 

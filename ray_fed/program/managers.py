@@ -1,4 +1,4 @@
-"""Saved program state, of which the last versions are kept."""
+"""Saved program state, with a limited number of versions."""
 
 import os
 from typing import Any, cast

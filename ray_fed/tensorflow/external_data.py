@@ -1,22 +1,23 @@
-"""External data: a name of a file as a value, and the file read as its type says.
+"""External data: the name of a file as a value, and its content as a type declares it.
 
     declared type            rows of parquet, arrow, CSV, JSON lines, npz, TFRecord
     SequenceType             one element a row; read anew, and lazily, on every pass
     TensorType, StructType   whole columns: the first dimension is rows
 
-Elements of structures are columns of their names, nested ones joined by dots; a
-tensor alone is the column after the `#` of the name, else the file's only one.
-Elements without names are `arr_0`, `arr_1` and so on, as `numpy.savez` names them.
+Elements of structures are columns with their names, and nested names are joined by
+dots. A single tensor is the column after the `#` of the name, or else the file's only
+column. Elements without names are `arr_0`, `arr_1` and so on, as in `numpy.savez`.
 
-Graphs that take rows as tensors have those of small files at once.
+Graphs that take rows as tensors get all rows of a small file at once.
 
-A TFRecord has features by the names of declared elements. A `tf.train.Example` knows
-int64, float32 and strings, each as a list of values without a shape: they are laid in
-the declared shape, in row-major order.
+A TFRecord has features with the names of declared elements. A `tf.train.Example` has
+lists of int64, float32 and strings without a shape. They get the declared shape, in
+row-major order.
 
 TensorFlow reads the records, in bounded steps, and verifies both checksums of each. It
-takes a file that ends within the first bytes of a record for a whole one: so bytes are
-counted. A file that is not on this machine is copied to the temporary folder first.
+does not notice a file that ends within the first bytes of a record, so bytes are
+counted here. A file that is not on this machine is copied to the temporary folder
+first.
 """
 
 import dataclasses
@@ -58,21 +59,21 @@ _NUMPY = (".npy", ".npz")
 
 
 def data(uri: object, type_spec: Any) -> fl.framework.Data:
-    """Return a file as a value: read where it is used, when it is used.
+    """Return a file as a value, which is read when and where it is used.
 
-    It may stand wherever a value of its type may: in the body of a computation, and in
-    arguments, such as a list with one file for each client. Only the name travels.
+    It can replace any value of its type: in the body of a computation, and in
+    arguments, such as a list with one file for each client. Only the name is sent.
 
     Args:
-        uri: a path, or a URI of `file`, `memory`, or of a protocol of fsspec that
-            `Config.data.protocols` names, in the file system of the executor; of a
-            TFRecord, parquet, arrow, feather, CSV, JSON lines, npz or npy file; `#name`
-            selects one column.
-        type_spec: anything that converts to the type of the value.
+        uri: A path or a URI in the file system of the executor. The protocol is `file`,
+            `memory`, or a protocol of fsspec that `Config.data.protocols` names. The
+            file is a TFRecord, parquet, arrow, feather, CSV, JSON lines, npz or npy
+            file. `#name` selects one column.
+        type_spec: Anything that converts to the type of the value.
 
     Raises:
-        TypeError: `uri` is no text, or no file holds values of the type.
-        CompileError: the type nests deeper than protobuf writes or reads.
+        TypeError: `uri` is not text, or no file can have values of the type.
+        CompileError: The type nests deeper than protobuf writes or reads.
     """
     declared = specs.to_type(type_spec)
     _check_data_type(declared)
@@ -162,7 +163,7 @@ def _columns(file: DataFile, element: fl.Type) -> dict[str, fl.TensorType]:
             raise file.mismatch(
                 "a sequence, a structure of tensors or a tensor", f"`{leaf}`"
             )
-        # numpy.savez names arrays without a name so.
+        # `numpy.savez` uses these names for arrays without a name.
         names = (f"arr_{part}" if isinstance(part, int) else part for part in path)
         columns[".".join(names) or file.column or ""] = leaf
     return columns
@@ -521,7 +522,7 @@ class FileSequence(datasets.KnownSequence):
         self._uri, self._type_spec = uri, type_spec
 
     def load(self) -> "datasets.HeldSequence | tf.data.Dataset[Any]":
-        """Return the rows, read now; a dataset of them where they are many."""
+        """Read the rows now. If there are many, return a dataset of them."""
         rows = read_if_small(self._uri, self._type_spec)
         if isinstance(rows, ColumnarSequence):
             return datasets.HeldSequence(rows, self.element)

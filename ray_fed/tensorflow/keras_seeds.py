@@ -1,4 +1,4 @@
-"""Random numbers of Keras inside computations: keyed, like those of TensorFlow.
+"""Keyed random numbers of Keras inside computations, as for TensorFlow's own ops.
 
 Keras draws by stateless ops. Their seed comes from a `SeedGenerator`, which is a
 variable of a seed and a count, or it is a whole number. In the graph of a computation,

@@ -5,7 +5,7 @@ is called with a dataset that is read lazily, the message runs as it was written
 
 A sequence that a computation returns is computed when its elements are needed. A
 computation that takes such a sequence is composed with the computation that returned
-it, as in kernels: no dataset is made between them, and the bits are those of kernels.
+it, as in kernels: no dataset is made between them, and kernels compute the same bits.
 """
 
 import functools

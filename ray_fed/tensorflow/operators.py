@@ -1,4 +1,4 @@
-"""Arithmetic of intrinsics on nested tensors: what the leaf executor runs itself."""
+"""Arithmetic of intrinsics on nested tensors, which the leaf executor runs itself."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -63,7 +63,7 @@ def divide_sums(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
     """Divide sums by their weight or count. Without values, the means are NaN."""
     tensors = [tensor for part in parts for tensor in part]
     sums = tensors[: len(flatten_type(type_spec.result))]
-    weight = tensors[len(sums)]  # the count itself where no weights were given
+    weight = tensors[len(sums)]  # the count itself if there are no weights
     return [tf.divide(x, tf.cast(weight, x.dtype)) for x in sums]
 
 

@@ -177,7 +177,7 @@ def describe_keras(value: Any) -> Any:
         plain = (*plain, "function")
     try:
         written: Any = keras.saving.serialize_keras_object(value)
-    except Exception as error:  # whatever a config holds
+    except Exception as error:  # a config may hold anything
         raise UndescribedError(str(error)) from error
     _check_config(written, plain)
     return repr(written)

@@ -63,7 +63,7 @@ class TracedGraph(tf.Graph):
     def __init__(self) -> None:
         super().__init__()
         self.num_default_seeds = 0
-        # By identity; holds the objects, so that an id is not another's.
+        # By id. The objects stay alive, so that no other object gets their ids.
         self._written: dict[int, tuple[Any, Any]] = {}
 
     def write_once(self, value: Any, write: Callable[[Any], Any]) -> Any:

@@ -2,11 +2,10 @@
 
 Side effects run in the order they are written, as in a `tf.function`. Inside the
 function a call of another computation is copied into the same graph.
-Variables and tables that it makes are initialized anew on every call.
+Its variables and tables are initialized again on every call.
 
-Some methods of TensorFlow's classes are replaced while functions are traced (see
-`ray_fed.tensorflow.traced_graph`); for those of Keras, see
-`ray_fed.tensorflow.keras_seeds`.
+Some methods of TensorFlow's classes are replaced while functions are traced, see
+`ray_fed.tensorflow.traced_graph`. For Keras, see `ray_fed.tensorflow.keras_seeds`.
 
 * `==` and `!=` compare elements. TensorFlow compares tensors of a plain `tf.Graph` by
   identity, also inside of the `tf.function`s and dataset functions in it: `x == 0`
@@ -135,7 +134,7 @@ def _write(tensor: Any) -> Any:
     """
     if tensor.dtype not in (tf.resource, tf.variant):
         return tf.constant(tensor.numpy())
-    # TensorFlow lets a handle know the object that it is of; there is no public name.
+    # TensorFlow attaches its object to a handle. This has no public name.
     owner = getattr(tensor, "_parent_trackable", lambda: None)()
     if isinstance(owner, tf.lookup.StaticHashTable):
         return _write_table(owner)

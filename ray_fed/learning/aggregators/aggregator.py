@@ -1,8 +1,8 @@
-"""The seam of aggregators: how the updates of clients become one.
+"""The seam of aggregators, which turn the updates of clients into one.
 
-Most are sums: `Summed` is what a client adds, and what the server makes of the sum.
-`Prepared` changes updates before another aggregator takes them. Means and sums are what
-every other one ends in.
+Most are sums: `Summed` has a function of a client and a function of the sum. `Prepared`
+changes updates before another aggregator takes them. Every chain ends in a mean, a sum
+or another `Summed`.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -62,7 +62,7 @@ class Aggregation:
 
 
 class Aggregator(abc.ABC):
-    """How the updates of clients become one, built once their type is known."""
+    """Turns the updates of clients into one. It is built once their type is known."""
 
     @property
     def sums_show_broken(self) -> bool:
@@ -84,7 +84,7 @@ class Aggregator(abc.ABC):
         another form.
 
         Args:
-            update_type: of the updates that the aggregator takes.
+            update_type: The type of the updates that the aggregator takes.
 
         Returns:
             The bytes that a client sends, or None if the type does not fix them.
@@ -109,13 +109,13 @@ class Summed(Aggregator):
             def server(self, sums, state):
                 return tf.nest.map_structure(tf.sign, sums), state, {}
 
-    What clients return is summed over them; types come from tracing. It composes with
-    others: `clipped(1.0, SignMajority())`.
+    The results of clients are summed. Types come from tracing. It composes with other
+    aggregators: `clipped(1.0, SignMajority())`.
 
     Attributes:
-        privacy: what each round spends; None where it protects no client.
-        counts_empty_rounds: whether a round without any example is a round like others.
-        num_clients: to choose cohorts from; None: it works with any number.
+        privacy: The privacy that each round spends, or None if no client is protected.
+        counts_empty_rounds: Whether a round without any example is a round like others.
+        num_clients: The number of clients to choose cohorts from. None: any number.
     """
 
     privacy: SampledGaussian | TreeGaussian | None = None
@@ -123,16 +123,16 @@ class Summed(Aggregator):
     num_clients: int | None = None
 
     def initial_state(self) -> Any:
-        """Return the state before any round: arrays or tensors; by default none, ()."""
+        """Return the state before any round: arrays or tensors, by default ()."""
         return ()
 
     @abc.abstractmethod
     def client(self, update: Any, weight: Any, state: Any) -> Any:
-        """Return what a client adds: any structure of tensors.
+        """Return a client's summand: any structure of tensors.
 
         Args:
-            update: of the client, tensors in their containers.
-            weight: f32[], such as its number of examples; 0 leaves the client out.
+            update: The client's update, tensors in their containers.
+            weight: f32[], such as its number of examples. 0 leaves the client out.
             state: of before the round.
         """
 
@@ -140,19 +140,19 @@ class Summed(Aggregator):
     def server(self, sums: Any, state: Any) -> tuple[Any, Any, Mapping[str, Any]]:
         """Return the aggregate, the new state, and metrics by name.
 
-        Where the aggregate is built as an update is, its floats become of the types
-        of the update's.
+        If the aggregate has the structure of an update, its floats get the update's
+        dtypes.
 
         Args:
-            sums: of what clients added; zeros where none was there.
+            sums: The sums of the clients' summands, or zeros without clients.
             state: of before the round.
         """
 
     def check(self, update_type: fl.Type) -> None:
-        """Raise ValueMismatchError for updates that it cannot take; by default none."""
+        """Raise ValueMismatchError for updates that it cannot take."""
 
     def restore(self, aggregate: Any, like: Any) -> Any:
-        """Return an aggregate in the types of an update, of which `like` has specs."""
+        """Cast an aggregate to the dtypes of an update, which has the specs `like`."""
         return averaged(aggregate, like)
 
     @override
@@ -426,7 +426,7 @@ def _trace_end(server: Callable[..., Any], state_type: Any, sums_type: fl.Type) 
 
 
 def is_empty(type_spec: fl.Type) -> bool:
-    """Return whether a type is the empty struct, as of a state that there is not."""
+    """Return whether a type is the empty struct, which stands for no state."""
     return isinstance(type_spec, fl.StructType) and not len(type_spec)
 
 
@@ -483,7 +483,7 @@ def norm_of(update: Any, order: float = 2) -> tf.Tensor:
 
 
 def scaled(update: Any, factor: Any) -> Any:
-    """Return an update times a number, in types to add up in: integers as float64."""
+    """Return an update times a number, widened. Integers become float64."""
 
     def scale(tensor: Any) -> tf.Tensor:
         wide = widened(tensor)
@@ -495,7 +495,7 @@ def scaled(update: Any, factor: Any) -> Any:
 
 
 def statistics_of(update: Any) -> tuple[Any, ...]:
-    """Return the running statistics of an update, or their types of its type."""
+    """Return the running statistics of an update, or of its type."""
     delta = getattr(update, "delta", update)
     return tuple(getattr(delta, "statistics", ()))
 
@@ -637,8 +637,9 @@ def mean(*, weighted: bool = True) -> Aggregator:
     """Return the mean of updates.
 
     Args:
-        weighted: by the clients' weights, such as their numbers of examples; else each
-            client whose weight is above 0 counts the same.
+        weighted: Whether the mean is weighted by the clients' weights, such as their
+            numbers of examples. Otherwise each client with a weight above 0 counts the
+            same.
     """
     return Mean(weighted)
 
@@ -648,7 +649,8 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
     """Return the sum of updates, which have no running statistics.
 
     Args:
-        weighted: each update times its weight; else those of weights above 0 as is.
+        weighted: Whether each update is multiplied by its weight. Otherwise updates
+            with weights above 0 are added unchanged.
     """
     return Sum(weighted)
 
@@ -657,10 +659,10 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
 def with_sum(inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of pairs, whose second part is summed over clients.
 
-    State and metrics are those of `inner`. The second part is neither clipped nor given
+    State and metrics come from `inner`. The second part is neither clipped nor given
     noise, so `inner` may not promise privacy.
 
     Args:
-        inner: aggregates the first part, by default the weighted mean.
+        inner: Aggregator of the first part, by default the weighted mean.
     """
     return WithSum(inner_or_mean(inner))

@@ -38,12 +38,12 @@ class AdaptiveNorm:
     """A bound that follows a quantile of the clients' norms from round to round.
 
     Attributes:
-        initial: bound of the first round, > 0.
+        initial: Bound of the first round, > 0.
         quantile: gamma of the paper, 0 to 1: the share of clients at or below it.
         learning_rate: eta of the paper, > 0.
 
     Raises:
-        ConfigError: a field is out of its range.
+        ConfigError: A field is out of its range.
     """
 
     initial: float = 0.1
@@ -119,13 +119,14 @@ class Bounded(Prepared):
 
 @tracebacks.shorten
 def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:
-    """Return an aggregator that scales updates down to a norm, if theirs is above.
+    """Return an aggregator that scales updates with a larger norm down to a bound.
 
     Metrics: `clip_norm` of the round, `share_clipped` and `mean_norm` of the clients.
 
     Args:
-        norm: of all floats of an update as one vector, > 0; or how it adapts.
-        inner: aggregates what is clipped, by default the weighted mean.
+        norm: The bound on the norm of all floats of an update as one vector, > 0, or an
+            `AdaptiveNorm`.
+        inner: Aggregator of the clipped updates, by default the weighted mean.
 
     Raises:
         ConfigError: `norm` is not above 0 and finite.
@@ -145,9 +146,9 @@ def zeroed(
     Metrics: `zero_norm` of the round and `share_zeroed` of the clients.
 
     Args:
-        norm: The largest norm that an update may have, > 0, or an `AdaptiveNorm`. The
-            norm is that of all floats of an update as one vector.
-        inner: aggregates what is left, by default the weighted mean.
+        norm: The largest norm that an update may have, > 0, or an `AdaptiveNorm`. All
+            floats of an update are one vector.
+        inner: Aggregator of the remaining updates, by default the weighted mean.
         norm_order: 2 for the Euclidean norm, which grows with the size of the model, or
             `math.inf` for the largest absolute value of a coordinate, which is the
             default of TensorFlow Federated's `zeroing_factory`.

@@ -1,10 +1,10 @@
-"""Updates as if they were sent in fewer bytes, and how many that would be.
+"""Simulated compression of updates, and the bytes that clients would send.
 
-Nothing is sent here: what arrives is what would be left of an update, and the bytes are
-counted from what each client would send.
+Nothing is sent here. The server gets the updates as compression would leave them, and
+the bytes that each client would send are counted.
 
-With error feedback, each client keeps what compression took from its updates, and adds
-it to its next update:
+With error feedback, each client keeps the error of compression, and adds it to its next
+update:
 
     p = delta_k + e_k;    sends C(p);    e_k <- p - C(p)
 
@@ -153,16 +153,16 @@ def quantized(
 ) -> Aggregator:
     """Return an aggregator of updates rounded to 2^bits levels between their extremes.
 
-    Each number is rounded up or down at random, so that its mean stays; running
-    statistics are sent as they are. Metrics: `bytes_sent` of all clients, eight for the
-    extremes of each tensor included, and `bytes_uncompressed`.
+    Each number is rounded up or down at random, so that its mean stays. Running
+    statistics are sent unchanged. Metrics of all clients: `bytes_sent`, with eight
+    bytes for the extremes of each tensor, and `bytes_uncompressed`.
 
     Args:
-        bits: of each number, 1 to 16.
-        inner: aggregates what is left, by default the weighted mean.
-        error_feedback: Whether each client keeps what rounding took from its update,
-            and adds it to its next update. The process then has values of clients, as
-            that of `build_scaffold` does.
+        bits: The bits of each number, 1 to 16.
+        inner: Aggregator of the compressed updates, by default the weighted mean.
+        error_feedback: Whether each client keeps the error of rounding, and adds it to
+            its next update. The process then has values of clients, as in
+            `build_scaffold`.
 
     Raises:
         ConfigError: `bits` is out of its range, or `error_feedback` is not a bool.
@@ -193,15 +193,16 @@ def sparsified(
 ) -> Aggregator:
     """Return an aggregator of the largest numbers of each tensor; others are zeros.
 
-    Running statistics are sent as they are. Metrics: `bytes_sent` of all clients, with
-    four for the place of each number, and `bytes_uncompressed`.
+    Running statistics are sent unchanged. Metrics of all clients: `bytes_sent`, with
+    four bytes for the place of each number, and `bytes_uncompressed`.
 
     Args:
-        share: of the numbers of a tensor that are sent, above 0, to 1; one at least.
-        inner: aggregates what is left, by default the weighted mean.
+        share: The share of a tensor's numbers that are sent, > 0 and <= 1. At least one
+            number is sent.
+        inner: Aggregator of the compressed updates, by default the weighted mean.
         error_feedback: Whether each client keeps the numbers that it did not send, and
-            adds them to its next update. The process then has values of clients, as
-            that of `build_scaffold` does.
+            adds them to its next update. The process then has values of clients, as in
+            `build_scaffold`.
 
     Raises:
         ConfigError: `share` is out of its range, or `error_feedback` is not a bool.

@@ -120,7 +120,7 @@ def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
 def compose_pending(
     block: flf.CompiledComputation, leaves: Sequence[Any]
 ) -> tuple[TensorFlowMessage, fl.FunctionType, Sequence[Any]]:
-    """Join a computation with those of its pending sequences, see `compose_all`."""
+    """Join a computation with its pending sequences, see `compose_all`."""
     type_spec = cast("fl.FunctionType", block.type_signature)
     return graph_message.compose_all(
         message_of(block), type_spec, leaves, PendingSequence
@@ -146,8 +146,8 @@ class GraphImporter:
         allowed: The ops with state or effects that may be imported: "any", "checks"
             (assertions), or "none". Variables that became values do not count.
         unrolled: See `lowering.lower`.
-        isolated: Whether TensorFlow optimizes each computation separately, so that its
-            bits are those of a call of its own.
+        isolated: Whether TensorFlow optimizes each computation separately, so that it
+            has the bits of a separate call.
         trusts_sums: Whether to leave out checks that sums over clients show, see
             `lowering.variables.trust_sums`. The caller then checks the sums.
 
@@ -275,7 +275,7 @@ class GraphImporter:
         return results
 
     def _check_state(self, graph_def: GraphDef) -> list[str]:
-        """Return the ops with state or effects. Refuse those that are not allowed."""
+        """Return the ops with state or effects, and refuse ops that are not allowed."""
         stateful = inlining.stateful_ops(graph_def)
         if self._allowed == "checks":
             refused = [op for op in stateful if op != "Assert"]

@@ -419,7 +419,7 @@ def _write(
     fetched: Sequence[tf.Tensor],
     signature: Sequence[tf.TensorSpec],
 ) -> GraphDef:
-    """Return a library of functions of which the last is the graph."""
+    """Return a library of functions. The last one is the graph."""
     feeds, fetches = ([tensor.name for tensor in tensors] for tensors in (fed, fetched))
     graph_def = write_frames(graph.as_graph_def(), [*feeds, *fetches])
     function = _as_function(graph_def, feeds, signature, fetched)
@@ -496,7 +496,7 @@ def _load(written: GraphDef) -> GraphFunction:
 
     # TensorFlow optimizes a function in its first call, and again in each call that
     # begins meanwhile: seconds of CPU time in each thread for thousands of nodes.
-    # Python functions may wait for those of another call.
+    # Python functions may wait for functions of another call.
     first, is_optimized = threading.RLock(), threading.Event()
     if graph_message.has_python_functions(written):
         is_optimized.set()

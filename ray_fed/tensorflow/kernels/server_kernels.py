@@ -60,9 +60,9 @@ _CACHED_PAIRS = 64
 class ServerGraph(NumberedGraph):
     """The graph of a function at the server, without random numbers or effects.
 
-    Variables that the function creates, as Keras optimizers do, become values. The bits
-    are those of executors, because TensorFlow optimizes each computation separately.
-    The constructor raises Fallback if only executors can run the function.
+    Variables that the function creates, as Keras optimizers do, become values.
+    Executors compute the same bits, because TensorFlow optimizes each computation
+    separately. The constructor raises Fallback if only executors can run the function.
 
     Args:
         function: The serialized function. Its argument can have values of clients that

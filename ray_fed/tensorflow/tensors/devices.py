@@ -86,7 +86,7 @@ def split_cpu(num_executors: int) -> list[Any]:
     (whole,) = tf.config.list_physical_devices("CPU")
     if tf.config.get_logical_device_configuration(whole) is None:
         parts = [tf.config.LogicalDeviceConfiguration() for _ in range(num_executors)]
-        with contextlib.suppress(RuntimeError):  # it is too late
+        with contextlib.suppress(RuntimeError):  # TensorFlow has set up its devices
             tf.config.set_logical_device_configuration(whole, parts)
     with _threads_of_each_device():
         logical = tf.config.list_logical_devices("CPU")

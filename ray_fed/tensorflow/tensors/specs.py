@@ -171,7 +171,7 @@ def _container_without_tensorflow(obj: Any) -> Any:
     match obj:
         case fl.Type() | Struct():
             return obj
-        case bool() | np.bool_():  # a type of size True is that of size 1, if one is
+        case bool() | np.bool_():  # a type of size True equals a type of size 1
             raise _sizes_error([obj])
         case tuple() if hasattr(obj, "_fields"):
             return cast("Any", type(obj))(
