@@ -404,6 +404,7 @@ class Pool:
         """Refuse callers whose wait is over its limit, and log what others wait for."""
         num_pending = await self._count_pending()
         roomless = self._count(None, num_pending).num_roomless
+        # A worker that got room is progress, so callers wait for the others again.
         if roomless < self._roomless:
             self._progress_s = time.monotonic()
         self._roomless = roomless
@@ -426,6 +427,7 @@ class Pool:
                 waiter.num_ready, self.size.wait_timeout_s, wanted.start_timeout_s
             )
             needed = 1 if waiter.member else waiter.num_ready
+            # With too few usable workers, waiting would be in vain.
             if waited_s >= limit_s or census.num_usable < needed:
                 shortage = await self._describe_shortage(waited_s, census)
                 self._refuse_waiters([waiter], errors.ResourceError(shortage))

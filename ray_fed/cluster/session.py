@@ -175,6 +175,8 @@ class RayRunner(fl.framework.AsyncContext):
             values = list(map(stored.Stored, ended.values, outcome.value_bytes))
             if comp.components_type is not None:
                 timeout_s = self._config.subrounds.timeout_s
+                # The program may hold these values for long, so they must not depend on
+                # the task.
                 values = await subround.bring_home(values, timeout_s)
             elif comp.merge is None or comp.finish is not None:
                 answer = self.pool.job.answer

@@ -218,6 +218,7 @@ class Attempts:
         if self._number:
             self._take_over()
         own = range(self._terms.num_own)
+        # A starting worker would delay its part, so ready workers do the whole work.
         ready = [index for index in own if self._described[index] is not None]
         connections = [
             WorkerConnection(_Lease(self, index), self._terms.timeout_s)

@@ -93,6 +93,7 @@ def _bind(value: Any, type_spec: fl.Type, label: str) -> _Bound:
     ]
 
     def build(source: Any) -> Block:
+        # `source` has only the elements that are no functions, at other indices.
         left = (flf.Selection(source, index=index) for index in range(len(kept)))
         return flf.Struct(
             (name, part.build(None if part.type_spec is None else next(left)))

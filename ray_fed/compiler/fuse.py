@@ -236,6 +236,7 @@ class _Fusion:
 
     def _server(self, results: list[Block]) -> Block:
         """Return the server's work that runs before the clients' work."""
+        # From the last local to the first, because a local refers to earlier ones only.
         needed: list[str] = []
         for name in reversed(list(self._locals)):
             used = [*results, *(self._locals[later] for later in needed)]
@@ -251,6 +252,7 @@ class _Fusion:
             else flf.create_federated_value(block, fl.SERVER)
             for block in results
         ]
+        # Collect the used parts of the argument. They decide the parameter's type.
         for block in [*placed, *(self._locals[name] for name in needed)]:
             replace_free(block, self._note_part)
         parameter = None

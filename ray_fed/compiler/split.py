@@ -324,6 +324,7 @@ def stage_input(
         for stage, reference in zip(stages, merged, strict=True)
         for position, aggregation in enumerate(stage)
     }
+    # Later calls find the report of a merged aggregation under the aggregation's name.
     calls = dict(graph.calls) | reports
     parts = [] if graph.parameter is None else [graph.parameter]
     parts += merged

@@ -367,12 +367,14 @@ def _derived(uri: str) -> Handler:
         derived = intrinsics.DERIVED_AGGREGATIONS[uri](placed.member, *types)
         if derived.check is not None:
             everywhere = fl.FederatedType(types[0], fl.CLIENTS, all_equal=True)
+            # Each client checks its own value: sums hide values out of bounds.
             pair = [placed, await strategy.place(bounds.pop(), everywhere)]
             placed = await strategy.map(
                 Function(serialize(derived.check)),
                 structs.Struct((None, part) for part in pair),
                 placed.member,
             )
+        # A modular sum has its modulus in the partials, so zero depends on the bounds.
         zero = await unplaced.create_call(
             await unplaced.create_value(derived.zero),
             await unplaced.create_struct(bounds) if bounds else None,
@@ -434,6 +436,7 @@ async def _select(
     sequences: list[list[Any]] = []
     for client_index, keys in enumerate(all_keys):
         if is_random:
+            # Clients draw different elements for one key, so nothing is shared.
             selected = {}
         for key in map(int, keys):
             if key not in selected:

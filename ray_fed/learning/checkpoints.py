@@ -161,11 +161,11 @@ class RunStorage:
                 num_rounds,
                 self._log.where,
             )
+        # A state without the records of all its rounds would lose part of the history.
         values, rounds = self._rounds.read_latest(at_most=num_rounds)
         archives = json.loads(values.pop("clients", b"{}")) if values else {}
-        if (
-            self._clients is not None
-        ):  # values lost before a first save are removed, too
+        # Without a saved state, this removes values that were lost before a first save.
+        if self._clients is not None:
             self._archives = archives
             try:
                 self._clients.read_archives(archives.get(str(rounds), ()))
@@ -176,6 +176,7 @@ class RunStorage:
                 )
                 raise
         history = History(record for record in records if record.round <= rounds)
+        # The rounds after the state run again, and write their records again.
         self._log.resume(lines[: len(history)])
         self._num_logged = len(history)
         if values is None:

@@ -294,12 +294,14 @@ def build_process(
     sent_type = prepare.type_signature.result
     kept, kept_type = None, None
     if client_state is not None:
+        # These are copies, because the caller may change its arrays later.
         kept = tf.nest.map_structure(_as_array, client_state)
         kept_type = type_of_arrays(kept)
     work = _build_client(model, client, sent_type, kept_type)
     result_type: Any = work.type_signature.result
     if kept_type is not None:
         result_type = result_type[0]
+    # Types follow from tracing, in the order of a round: client, aggregator, server.
     aggregation = aggregator.build(result_type.update, result_type.weight)
     _check_aggregation(aggregation, result_type)
     merged_type = aggregation.next.type_signature.result[1].member
@@ -322,6 +324,7 @@ def build_process(
     if sent_bytes is not None and update_bytes is not None and other_bytes is not None:
         client_bytes = ClientBytes(sent_bytes, update_bytes + other_bytes)
     both = Kept(kept, aggregation.client_state)
+    # Kept values are in no sum, so sums cannot show that they are broken.
     in_sums = aggregator.sums_show_broken and both.state is None
     guard = _build_guard(guards, result_type, kept_type, in_sums=in_sums)
     steps = _Steps(prepare, work, guard, aggregation, update)
@@ -677,6 +680,7 @@ class _Paced:
         def work(sent: Any, batches: Any, told: Any) -> Any:
             start, limits = sent["sent"], dict[str, Any]()
             if paces.num_starts:
+                # The starts are stacked, and each client takes the one it began from.
                 start = tf.nest.map_structure(
                     lambda each: tf.gather(each, told["start"]), start
                 )
@@ -689,6 +693,8 @@ class _Paced:
                         'Expected a `send` that sends `weights` for averages="weights",'
                         f" found one that sends {errors.describe(start)}."
                     )
+                # The change begins at an old start. This adds the way there from the
+                # newest weights.
                 way = model.delta(sent["now"], start.weights)
                 update = tf.nest.map_structure(lambda d, w: d + w, update, way)
             if paces.num_starts:
@@ -754,6 +760,7 @@ def _build_next(
         state: ServerState, server: Any, weights: Any, aggregator: Any, measured: Any
     ) -> ServerState:
         new = (weights, server)
+        # An empty round changes nothing, unless noise hides that it was empty.
         if not aggregate.counts_empty_rounds:
             old = (state.weights, state.server)
             new = skip_empty(guards, measured.totals.num_examples > 0, new, old)
@@ -816,6 +823,7 @@ def _build_next(
             at_clients.append(fl.federated_map(report_each, result.measured))
         return new_state, *at_clients, metrics
 
+    # A federated computation has no optional arguments, so each form has a signature.
     if paced is not None and len(paced.starts_type):
 
         @fl.federated_computation(

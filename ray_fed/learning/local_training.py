@@ -164,8 +164,10 @@ class LocalTraining:
             gradients, passed = model.find_gradients(
                 now, batch, totals, optimizer.scale_loss
             )
+            # A layer may write to weights. The step starts from these values.
             if passed.writes:
                 optimizer.assign_weights(passed.weights.trainable)
+            # Undo the change of the previous step: each step uses the given state.
             if not updates_state:
                 optimizer.assign_state(optimizer_state)
             optimizer.apply(_corrected(correct, gradients, now.trainable))

@@ -1105,6 +1105,7 @@ def run(
         else RunStorage(storage_path, num_to_keep, saved_clients)
     )
     raises = on_signal == "raise"
+    # Signals are noted from here on, so the last complete round can be saved.
     with WorkThread() as work, Interrupts(raises=raises) as interrupts:
         calls = open_calls(process, interrupts)
         checkpoints = Checkpoints(
@@ -1121,12 +1122,14 @@ def run(
             if storage is not None:
                 described = describe_run(process, spec)
                 given = None if state is None else (state, client_states)
+                # Storage may hang. On its own thread, a signal can still end the run.
                 found = work.submit(
                     lambda: _open(storage, described, initial, given, calls, clients)
                 )
                 saved, number = _wait_for(found, interrupts, storage_path)
                 calls.first_number = number
             if clients is not None and client_states is not None and saved is None:
+                # A saved run has later values of its clients, which take precedence.
                 clients._fill_from(client_states)
             loop.begin(saved, initial, state)
             reason = loop.run()

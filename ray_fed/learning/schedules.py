@@ -209,6 +209,7 @@ class SynchronousClock:
                 epochs = fleet.epochs_within(client, limit)
             seconds = fleet.seconds(client, max(1, epochs))
             share = fleet.find_drop(client, index)
+            # A client that leaves has also spent time, and the round may wait for it.
             spent[client] = min(limit, seconds if share is None else seconds * share)
             if share is None and seconds <= limit:
                 updates.append((seconds, client, epochs))
@@ -221,6 +222,7 @@ class SynchronousClock:
                 ' empty="skip".'
             )
         duration = max(spent.values(), default=0.0)
+        # With enough updates, the round does not wait for the others.
         if taken and len(taken) == self._wanted:
             duration = taken[-1][0]
         clients = sorted(client for _, client, _ in taken)

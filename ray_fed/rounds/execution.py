@@ -313,6 +313,7 @@ class Rounds:
             kept = keeping if call.keeps[index] else None
             work = comp if kept is None else kept.computation
             while True:
+                # Each repetition leaves out the clients that failed in the one before.
                 dropped = call.dropped_in(index)
                 subround = plans.Subround(
                     computation=self._serialized.get(work),

@@ -817,6 +817,7 @@ def _plain_federated(
     def read(members: Sequence[Any]) -> list[Plain]:
         is_at_hand = isinstance(members, list | tuple)
         if is_at_hand:
+            # The usual case, which takes a tenth of the time.
             arrays = gather_arrays(members, type_spec.member)
             if arrays is not None:
                 return arrays

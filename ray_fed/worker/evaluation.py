@@ -95,11 +95,13 @@ async def evaluate_plan(
         finish = comp.finish
         leaves_arg, before = (arg, ()) if finish is None else arg
         with random_keys.using(comp.draw):
+            # A kernel is tried first. Executors compute the same bits, but slower.
             ran = comp.kernel
             if isinstance(ran, plans.Kernel):
                 device = type_checks.narrow(executors.device, DeviceStack, "a kernel")
                 meanwhile = None
                 if finish is not None:
+                    # Building the graph is slow, so it happens while clients run.
                     meanwhile = functools.partial(_finish_graph, finish, before, device)
                 ran = await run_kernel(device, comp, leaves_arg, meanwhile)
             if isinstance(ran, Evaluated):

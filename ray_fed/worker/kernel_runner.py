@@ -203,6 +203,8 @@ class LeafCalls:
         partials: Partials = {}
         shape_of = self.graph.shaped.shape_of
         shapes = [shape_of(leaf, laid, self._leaf_size) for leaf in leaves]
+        # A leaf can take several calls. It resumes from the accumulators of the last
+        # call.
         accumulators: Accumulators = self._zeros
         start, done = leaves[0].start, 0
         while done < len(leaves):
@@ -232,6 +234,8 @@ class LeafCalls:
                 (accumulators,) = results
                 continue
             of_leaves = dict(zip(subtrees, results, strict=True))
+            # A sum is finite only if all its parts are, so one check covers all
+            # clients.
             are_checked = laid.are_checked or not self.graph.relies_on_sums
             if not are_checked and not _are_finite(results):
                 of_leaves = await self._run_again(
@@ -337,6 +341,7 @@ async def run_leaves(
     first, done = subround.leaves[0].start, 0
     partials: Partials = {}
     try:
+        # Group by group, because copies of all clients' data may not fit in memory.
         for group in _groups(subround.leaves, data, device.clients):
             clients = range(group[0].start, group[-1].stop)
             of_group = [m[clients.start - first : clients.stop - first] for m in data]
@@ -355,6 +360,7 @@ async def run_leaves(
             cause = error.__cause__
             if error.leaf is not None:
                 leaf = error.leaf - subround.first_leaf
+        # The interpreter begins with this leaf, and finds the client that failed.
         if isinstance(cause, Fallback):
             return Fallback(cause.reason, leaf)
         if cause is not None and diagnostics.is_final(cause):

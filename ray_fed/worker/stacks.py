@@ -418,6 +418,7 @@ class LocalStrategy(FederatingStrategy):
 
         async def reduce_group(index: int) -> list[Plain]:
             target, group = self._targets[index], self._groups[index]
+            # A leaf may reach into the next group, and runs where it starts.
             leaves = [leaf for leaf in self._leaves if leaf.start in group]
             function = await target.create_value(accumulate)
             partials: list[Plain] = []

@@ -184,6 +184,7 @@ class Summed(Aggregator):
         add = _trace(client, state_type, update_type, weight_type)
         end = _trace_end(finish, state_type, add.type_signature.result)
         ended_type = end.type_signature.result
+        # The form of the result depends on state and metrics, and is known once traced.
         has_metrics = getattr(ended_type, "python_container", None) is _Ended
         if keeps:
             state_after = end.type_signature.result[0]

@@ -351,6 +351,7 @@ def as_pruned_graph(
             fed = _placeholders(signature)
             results = [_without_identity(tensor) for tensor in function(*fed)]
             inside = [tf.identity(tensor) for tensor in results]
+        # A result that is an argument is found by the name of its placeholder.
         places = {tensor.name: index for index, tensor in enumerate(fed)}
         reads = _arguments_of(graph, fed, results)
         # Compute constant results now. Large ones stay in the graph.
@@ -384,6 +385,7 @@ def as_pruned_graph(
 
     def call(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         by_index = dict(zip(passed, tensors, strict=True))
+        # The graph returns only computed results, so they fill the remaining places.
         ran = iter(run([by_index[index] for index in read]) if is_needed else ())
         return [
             next(ran)

@@ -91,6 +91,7 @@ class ServerGraph(NumberedGraph):
             part for index, t in enumerate(types) for part in _parts(t, (index,))
         ]
         signature = [spec for _, member in divided for spec in specs_of(member)]
+        # The arguments are other values, stacked partials, pairs to merge, and numbers.
         self._merged_from = len(signature)
         self._merge_specs: list[tf.TensorSpec] = []
         if merge is not None:  # arguments: stacked partials, and pairs to merge
@@ -113,6 +114,7 @@ class ServerGraph(NumberedGraph):
             argument = _struct(elements) if len(elements) > 1 else _only(elements)
             if block is None:
                 return trees.flatten(argument)
+            # `run` refuses a division by a count of 0, outside of the graph.
             counts: list[tf.Tensor] = []
             importer = GraphImporter(allowed="checks")
             importer.numbers = numbers

@@ -183,6 +183,7 @@ def _rewrite(
             sequence = value.sequence if isinstance(value, SerializedDataset) else value
             if isinstance(sequence, InMemorySequence):
                 sequence.unrolled = True
+        # Static shapes are lost in a called function, so its nodes are copied.
         copies_all = any(sizes or ())
         checks = [variables.Passed()] if opaque is _same else []
         results, last = _run(

@@ -530,6 +530,7 @@ class _Run:
         is_copied = not takes_traced and not self._inliner.is_symbolic(node)
         if self._follows_effects(node, is_copied=is_copied):
             self._effects.add(node.name)
+        # Copied nodes wait here, and are added together before a rule needs one.
         if is_copied:
             waits_for_some = any(
                 name in self._pending or self._anchors.get(name) for name in controls
@@ -546,6 +547,7 @@ class _Run:
         if any(name in self._pending for name in controls):
             self._flush()
         site = Site(node, inputs, self._inliner)
+        # Ops of the rule run after the effects that the original node waits for.
         waits = self._waits(controls)
         with tf.control_dependencies(_as_one([*waits, *self._entry])):
             outputs = list(rule(site))
