@@ -30,8 +30,7 @@ class SequenceValue(EmbeddedValue):
 class SequenceExecutor(flf.Executor):
     """Adds sequence_map, sequence_reduce and sequence_sum to a target.
 
-    Args:
-        target_executor: Embeds elements and calls functions. `close` closes it.
+    `close` closes the target.
     """
 
     def __init__(self, target_executor: flf.Executor) -> None:

@@ -24,9 +24,7 @@ _KEPT_SIZES = 65_536
 class ClientStore:
     """Reads clients' data and caches it.
 
-    Args:
-        max_bytes: Maximum bytes of cached arrays. A larger value is returned but not
-            cached.
+    A value larger than `max_bytes` is returned but not cached.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -40,12 +38,7 @@ class ClientStore:
         self._asked: LruCache[int, int] = LruCache(_KEPT_SIZES)
 
     def read(self, member: ClientMember) -> Plain:
-        """Return a client's data as a plain value.
-
-        Raises:
-            ValueMismatchError: The data does not have the type of its source.
-            ComputationError: The data could not be read.
-        """
+        """Return a client's data as a plain value, see `ClientSource.read`."""
         source = self._open(member.source).opened()
         if source.is_resident:
             return self._make(source, member.position)
@@ -88,11 +81,8 @@ class ClientStore:
     ) -> _T:
         """Return the cached value of a key, or make and cache it.
 
-        Args:
-            key: The key, which determines the value.
-            tokens: Tokens of the sources whose data the value contains.
-            make: Function that makes the value.
-            count: Function that returns the bytes of the value.
+        The key determines the value. `tokens` identify the sources whose data it
+        contains. `count` returns its bytes.
         """
         kept = self.kept.find(key)
         if kept is not None:
