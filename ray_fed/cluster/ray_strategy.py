@@ -464,10 +464,16 @@ class RemoteExecutor(flf.Executor):
 
     Args:
         connection: Connection to the worker. It is not owned.
+        arrays: See `plans.Finish`. None stores the arrays of this process.
     """
 
-    def __init__(self, connection: WorkerConnection) -> None:
+    def __init__(
+        self,
+        connection: WorkerConnection,
+        arrays: tuple[tuple[str, Any], ...] | None = None,
+    ) -> None:
         self._connection = connection
+        self._arrays = arrays
         self._shared: LruCache[Any, RemoteValue] = LruCache(_SHARED_VALUES)
 
     @override
@@ -536,9 +542,13 @@ class RemoteExecutor(flf.Executor):
             type_spec = function.building_block().type_signature
             name = function.computation
 
+        arrays = self._arrays
+        if arrays is None:
+            arrays = object_store.store_arrays(name)
+
         def derive() -> RemoteValue:
             async def make(worker: Worker, key: int) -> None:
-                await worker.call("embed", key, function, None)
+                await worker.call("embed", key, function, None, arrays)
 
             return self.derive(type_spec, make)
 

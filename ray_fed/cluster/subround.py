@@ -123,6 +123,11 @@ class Work:
             num_stored: See `Work`.
         """
         num_clients, is_whole = None, False
+        if not comp.arrays:  # a part of a subround has them
+            finish = getattr(comp, "finish", None)
+            computations = comp.computation, finish and finish.computation
+            arrays = object_store.store_arrays(*computations)
+            comp = dataclasses.replace(comp, arrays=arrays)
         if isinstance(comp, plans.Subround):
             is_whole = not comp.chunks
             num_clients = sum(map(len, comp.leaves))
@@ -293,7 +298,9 @@ class Attempts:
             return await connections[0].run(
                 lambda worker: _evaluate_finish(worker, work)
             )
-        executors = list(map(RemoteExecutor, connections))
+        is_interpreted_here = work.is_whole and len(connections) > 1
+        arrays = work.unpack()[0].arrays if is_interpreted_here else ()
+        executors = [RemoteExecutor(each, arrays) for each in connections]
         strategy = RayFederatingStrategy(
             executors[0], executors, work.num_clients, work.clients_per_leaf
         )
