@@ -169,7 +169,7 @@ def _find_ranked(
 
 
 def _tally(indices: tf.Tensor, size: int) -> tf.Tensor:
-    """Return how often each index occurs, i64[size]. Others are left out."""
+    """Return how often each index occurs, i64[size]. Other indices are left out."""
     is_inside = (indices >= 0) & (indices < size)
     kept = tf.reshape(tf.where(is_inside, indices, -1), [-1])
     return tf.math.unsorted_segment_sum(tf.ones_like(kept), kept, size)
@@ -184,7 +184,7 @@ def _as_float(values: tf.Tensor) -> tf.Tensor:
 
 
 def _pick(element: Any, value: Value) -> tf.Tensor:
-    """Return the values of an element, of one dimension."""
+    """Return the values of an element as a vector."""
     if isinstance(value, str):
         is_named = isinstance(element, dict) and value in element
         chosen = element[value] if is_named else ()
@@ -199,7 +199,7 @@ def _pick(element: Any, value: Value) -> tf.Tensor:
 
 
 def _call(data: ClientData, work: Any, reduce: Any, sent_type: Any) -> Any:
-    """Return a function of `sent`: what `reduce` makes of `work(elements, sent)`."""
+    """Return a function of `sent` that applies `reduce` to `work(elements, sent)`."""
     member, sent_type = data.type_signature, rtf.to_type(sent_type)
 
     @rtf.computation(member, sent_type)

@@ -37,7 +37,9 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 class FrozenMapping(dict[str, Any]):
-    """A dict that refuses changes. It is dumped and pickled like a dict.
+    """A dict that refuses changes.
+
+    It is dumped and pickled like a dict.
 
     Its hash is the hash of its names, because values may have no hash.
     """
@@ -250,7 +252,7 @@ _NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 
 def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the variables that set what an error complains about."""
+    """Return the variables that set the fields of an error."""
     details = error.errors() if isinstance(error, pydantic.ValidationError) else []
     paths = [[str(part) for part in detail["loc"]] for detail in details]
     paths = [path for path in paths if not _holds(arguments, path)]
@@ -263,7 +265,7 @@ def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _holds(settings: Any, path: list[str]) -> bool:
-    """Return whether settings set the one at a path, or a part of it."""
+    """Return whether settings contain the setting at a path, or a part of it."""
     for part in path:
         if not isinstance(settings, Mapping):
             return True
@@ -413,8 +415,8 @@ class Workers(Frozen):
         num_cpus: CPUs of each actor. It has max(1, int(num_cpus)) TensorFlow threads.
         num_gpus: GPUs of each actor, at most 1, because its executor works on one
             device. A fraction becomes a memory limit of TensorFlow.
-        memory: Bytes of memory that Ray reserves for each actor, of what it counts as
-            the memory of a node. Ray does not limit the actor to it.
+        memory: Bytes of a node's memory that Ray reserves for each actor. Ray does not
+            limit the actor to it.
         accelerator_type: Name that Ray has for the accelerator of the actors' nodes,
             such as "H100". None allows every node.
         resources: Other Ray resources of each actor.
@@ -426,7 +428,7 @@ class Workers(Frozen):
             each actor keeps between rounds. This process keeps copies of lists of
             clients, up to the same size. It is also the limit of one sequence that an
             actor reads from a dataset, a generator or another iterable. With 0, an
-            actor keeps nothing, and `data.sequence_bytes` limits what it reads.
+            actor caches nothing, and `data.sequence_bytes` limits its reads.
         wait_timeout_s: Seconds that a round waits for room for the actors that it needs
             (min, or one). They start again whenever an actor gets room or a subround
             ends. The time of a start, or of a busy actor, does not count.
@@ -721,11 +723,7 @@ def resolve_config(config: object) -> Config:
 
 
 def check_address(address: object) -> None:
-    """Raise unless an address is text, or None.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Raise ConfigError unless an address is text, or None."""
     if address is not None and not isinstance(address, str):
         raise errors.ConfigError(
             'Expected an `address` of Ray as text, such as "local", "auto" or'

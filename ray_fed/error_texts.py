@@ -62,7 +62,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 class _Origin(str):
-    """A note on an exception: what raised it."""
+    """A note on an exception: the code that raised it."""
 
     __slots__ = ()
 
@@ -77,10 +77,9 @@ class _Place(str):
 def naming_origin(origin: str, find_place: Callable[[str], str]) -> Generator[None]:
     """Add notes on the origin to errors that are raised inside, unless they have some.
 
-    Args:
-        origin: What raised, such as "the computation `train` (model.py:12)".
-        find_place: Takes an error's message, and returns a sentence on the place in the
-            origin that the message names, or "".
+    `origin` is text such as "the computation `train` (model.py:12)". `find_place` takes
+    an error's message, and returns a sentence on the place in the origin that the
+    message names, or "".
     """
     try:
         yield

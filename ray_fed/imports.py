@@ -86,7 +86,10 @@ def _without_keras() -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Generator[None]:
-    """Collect no garbage, which takes a seventh of the time. Imports make none."""
+    """Turn off garbage collection, which takes a seventh of the time.
+
+    Imports make no garbage.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -125,8 +128,8 @@ def _without_log() -> Generator[None]:
 def open_standard_streams() -> None:
     """Open /dev/null for standard descriptors that are closed, as in a daemon.
 
-    Otherwise the next file or socket gets the number of standard error, and what
-    TensorFlow and Ray write to it.
+    Otherwise the next file or socket gets the number of standard error, and then the
+    lines that TensorFlow and Ray write to it.
     """
     for number in range(_STANDARD_ERROR + 1):
         try:
@@ -144,7 +147,7 @@ def _flush_standard_error() -> None:
 
 
 def _lines_to_show(lines: Iterable[bytes], least: int) -> Iterator[bytes]:
-    """Return the lines at or above a log level, and those outside of a log.
+    """Return the lines at or above a log level, and the lines outside of a log.
 
     A line that does not start an entry belongs to the entry before it.
     """
@@ -222,10 +225,7 @@ def install() -> None:
 def import_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a `__getattr__` for a package that imports a name when it is first used.
 
-    Args:
-        package: Name of the package.
-        modules: The module of each name. A module `package.name` is itself the value of
-            the name.
+    `modules` maps names to modules. A module `package.name` is itself the value.
     """
 
     def get(name: str) -> Any:
@@ -257,14 +257,9 @@ def install_command(module: str) -> str:
 
 
 def import_extra(module: str, purpose: str) -> Any:
-    """Return a module of an extra of ray_fed.
+    """Return a module of an extra of ray_fed, or raise UnsupportedError.
 
-    Args:
-        module: Name of the module.
-        purpose: What needs the module, as the user calls it.
-
-    Raises:
-        UnsupportedError: The module is not installed where this code runs.
+    `purpose` is the feature that needs the module, as the user calls it.
     """
     import ray_fed.errors as errors  # this module is loaded by itself, too
     from ray_fed.error_texts import describe_process

@@ -56,10 +56,9 @@ class TaskCpus:
     """The CPUs of the live nodes of a cluster.
 
     Attributes:
-        total: Number of CPUs of all nodes.
-        num_workers: Number of workers of all pools, also of those that wait for CPUs.
-        num_left: Number of tasks of one CPU that fit beside all workers, once all
-            workers have started.
+        num_workers: Number of workers of all pools, including workers that wait for
+            CPUs.
+        num_left: Number of one-CPU tasks that fit once all workers have started.
         may_grow: Whether nodes may join the cluster.
     """
 
@@ -71,13 +70,8 @@ class TaskCpus:
     def check(self, label: str, since_s: float | None, grow_s: float) -> float | None:
         """Return since when no CPU is left for tasks, or None if one is left.
 
-        Args:
-            label: Name of the work that needs the tasks, for the log and errors.
-            since_s: The value that the previous check returned. None at first.
-            grow_s: Seconds to wait for a CPU if nodes may join the cluster.
-
-        Raises:
-            ResourceError: No CPU was left for too long.
+        `since_s` is the previous result, None at first. Raises ResourceError after
+        `grow_s` seconds, or at once if no node may join the cluster.
         """
         if self.num_left >= 1 or not self.num_workers:
             return None
@@ -123,7 +117,7 @@ def read() -> TaskCpus:
 
 
 def _read_workers() -> list[tuple[str, float]]:
-    """Return the node and the CPUs of each worker. An unplaced one has the node ""."""
+    """Return each worker's node and CPUs. An unplaced worker has the node ""."""
     # `asyncio.run` needs a thread without an event loop, and notebooks run one.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         actors = thread.submit(asyncio.run, _read_actors()).result()
@@ -137,8 +131,8 @@ def _read_workers() -> list[tuple[str, float]]:
 async def _read_actors() -> Mapping[Any, Any]:
     """Return Ray's table of actors.
 
-    Ray ends a process that waits a minute for this table. That would happen if another
-    thread called `ray.shutdown` during the wait. So the timeout is shorter.
+    Ray ends a process that waits a minute for this table, for example because another
+    thread called `ray.shutdown`. So the timeout is shorter.
     """
     client = joining.connected_worker().gcs_client
     return await client.async_get_all_actor_info(timeout=_ANSWER_S)
@@ -159,19 +153,9 @@ def run_tasks(
 ) -> _T:
     """Run work that waits for Ray tasks of one CPU each, and return its result.
 
-    The work runs on a thread of its own. If workers leave no CPU for tasks, the work
-    does not begin. If workers take the last CPU while it runs, `SystemExit` is raised
-    on its thread.
-
-    Args:
-        work: Function that waits for the tasks.
-        label: Name of the work in errors.
-        read_cpus: Function that reads the CPUs of the cluster.
-        grow_s: Seconds to wait for a CPU if nodes may join the cluster.
-
-    Raises:
-        ResourceError: Workers hold all CPUs.
-        Exception: `work` raised it.
+    The work runs on a thread of its own. It does not begin while workers leave no CPU
+    for tasks. If workers take the last CPU later, `SystemExit` is raised on its thread.
+    Both cases raise ResourceError for the caller.
     """
     since_s = None
     while (since_s := read_cpus().check(label, since_s, grow_s)) is not None:
@@ -194,8 +178,7 @@ def run_tasks(
 def _stop(thread: threading.Thread) -> None:
     """Raise `SystemExit` on a thread at its next step, and wait a while for its end.
 
-    Ray Data waits in short steps, so the error arrives soon. Ray Data then cancels its
-    tasks.
+    Ray Data waits in short steps, so it soon sees the error and cancels its tasks.
     """
     number = ctypes.c_ulong(thread.ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
@@ -224,18 +207,8 @@ def count_rows(block: Any) -> tuple[int, Any]:
 class DatasetBlocks(TableRows):
     """The rows of a dataset, grouped by client.
 
-    Args:
-        dataset: A `ray.data.Dataset`. It is read and sorted at once. Its blocks stay in
-            the object store for as long as this object lives.
-        ids: The column of ids, and how they are read.
-        columns: Columns that the dataset must have.
-
-    Raises:
-        ConfigError: A column is missing.
-        ValueMismatchError: `dataset` is no dataset, or has no rows.
-        UnsupportedError: This process is connected by Ray's client.
-        ResourceError: Workers leave no CPU to read and sort the dataset.
-        ContextStateError: `ray.shutdown` ended the Ray that holds the blocks.
+    The dataset is read and sorted at once. Its blocks stay in the object store for as
+    long as this object lives.
     """
 
     label = "the dataset"

@@ -37,7 +37,7 @@ class Failure:
 
     Attributes:
         failure_class: Class whose budget the failure counts against.
-        detail: Name of the worker, its node, and what happened, in words.
+        detail: Name of the worker, its node, and the event, in words.
         client_index: Index in the cohort of the client whose work failed, or None if it
             is unknown.
         cause_text: The worker's traceback, or "" if the worker could not report it.
@@ -88,12 +88,8 @@ def classify(error: BaseException) -> FailureClass:
 def find_cause(error: BaseException, worker: WorkerDescription | None) -> Failure:
     """Ask the cluster why a worker was lost, and return the cause.
 
-    Ray reports an actor that it restarts as unavailable, whatever ended its process.
+    Ray calls an actor that it restarts unavailable, whatever ended its process. Only
     Ray's table of processes has the reason.
-
-    Args:
-        error: The error that the caller of the worker got.
-        worker: Description of the worker, or None if it was never ready.
     """
     failure_class, detail = classify(error), describe(error)
     if failure_class != "crash" or worker is None:
@@ -112,9 +108,7 @@ def find_cause_of_silence(submitted: float) -> Failure:
     """Ask the cluster why the process of a task ended without an error.
 
     When memory runs out, Ray ends the processes of tasks before the workers.
-
-    Args:
-        submitted: Time when the task was submitted, by `time.time`.
+    `submitted` is a `time.time`.
     """
     job: str = ray.get_runtime_context().get_job_id()
     gone = "the process that drove it is gone"
@@ -131,14 +125,8 @@ def check_budgets(
 ) -> None:
     """Raise an error if a subround has failed too often.
 
-    Args:
-        lost: All failed attempts of the subround, including the latest.
-        budgets: Number of failures of each class that the subround may have.
-        last: The latest failure.
-
-    Raises:
-        DeadlineError: The subround hung too often.
-        RetryBudgetError: The subround failed too often in another way.
+    The error is a DeadlineError if the subround hung too often, and a RetryBudgetError
+    otherwise. `lost` includes the latest attempt.
     """
     failure_class = last.failure_class
     count = sum(attempt.ended == failure_class for attempt in lost)

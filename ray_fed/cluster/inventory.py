@@ -32,10 +32,7 @@ _ACCELERATOR_SHARE = 0.001
 class Amounts:
     """Amounts of the resources of a node or a cluster.
 
-    Attributes:
-        num_cpus: Number of CPUs, which may be a fraction.
-        num_gpus: Number of GPUs, which may be a fraction.
-        memory_bytes: Bytes of memory that Ray allocates.
+    CPUs and GPUs may be fractions.
     """
 
     num_cpus: float
@@ -58,13 +55,7 @@ class Amounts:
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """The live nodes of a cluster.
-
-    Attributes:
-        nodes: Address and resources of each node.
-        total: Resources of all nodes.
-        free: The part of `total` that no task or actor holds now.
-    """
+    """The live nodes of a cluster. No task or actor holds `free` now."""
 
     nodes: tuple[tuple[str, Amounts], ...]
     total: Amounts
@@ -72,14 +63,7 @@ class Inventory:
 
 
 def read_inventory(address: str | None) -> Inventory:
-    """Join a running Ray, read its resources, and disconnect.
-
-    Args:
-        address: Address of Ray, as for `ray_fed.init`.
-
-    Raises:
-        ClusterError: There is no Ray at the address, or it refuses this process.
-    """
+    """Join a running Ray, read its resources, and disconnect."""
     cluster = joining.find(address)
     if cluster is None:
         raise joining.missing_error(address)
@@ -87,14 +71,7 @@ def read_inventory(address: str | None) -> Inventory:
 
 
 def read_joined(cluster: joining.RunningRay) -> Inventory:
-    """Do the work of `read_inventory` for a Ray that was found.
-
-    Args:
-        cluster: The Ray to join.
-
-    Raises:
-        ClusterError: The Ray refuses this process.
-    """
+    """Read the resources of a Ray that was found before; see `read_inventory`."""
     joining.join(cluster, log_to_driver=False, logging_level=logging.ERROR)
     try:
         nodes = cast("list[dict[str, Any]]", ray.nodes())
@@ -226,13 +203,7 @@ def read_entrypoint() -> str:
 
 
 def describe_need(each: Demand, group: PlacementGroup | None, count: int) -> str:
-    """Return the resources that workers ask for, and the free amounts, in words.
-
-    Args:
-        each: What a worker asks for.
-        group: See `read_nodes`.
-        count: Number of workers, at least one.
-    """
+    """Return the resources that workers ask for, and the free amounts, in words."""
     counted = "1 worker" if count == 1 else f"{count} workers"
     of_nodes = _read_parts(each, group).values()
     parts = [part for of_node in of_nodes for part in of_node]
@@ -250,13 +221,9 @@ def describe_need(each: Demand, group: PlacementGroup | None, count: int) -> str
 def count_pending(each: Demand, group: PlacementGroup | None) -> int:
     """Return how many requests of workers for room are in Ray's queue.
 
-    Ray lists requests by what they ask for, not by who made them. So workers of other
-    pools that ask for the same count, too. A worker that has room and whose process
-    starts does not count.
-
-    Args:
-        each: What a worker asks for.
-        group: The placement group that workers are placed in, or None.
+    Ray lists requests by their resources, not by who made them. So equal workers of
+    other pools count, too. A worker that has room and whose process starts does not
+    count.
     """
     suffix = "" if group is None else f"_group_{group.id.hex()}"
     reply = cast("Any", autoscaler_pb2).GetClusterResourceStateReply()
@@ -282,11 +249,8 @@ def is_placed(group: PlacementGroup) -> bool:
 def read_nodes(each: Demand, group: PlacementGroup | None = None) -> list[Node]:
     """Return the live nodes of the cluster that this process is connected to.
 
-    Args:
-        each: What a worker asks for. `Node.free` counts such workers. Nodes that its
-            labels exclude are left out.
-        group: The placement group that workers are placed in, or None. With a group,
-            only its bundles count.
+    Nodes that the labels exclude are left out. If there is a placement group, only its
+    bundles count.
     """
     draining = read_draining()
     parts = _read_parts(each, group)
@@ -305,12 +269,7 @@ _Part: TypeAlias = tuple[Mapping[str, float], Mapping[str, float]]
 
 
 def _read_parts(each: Demand, group: PlacementGroup | None) -> dict[str, list[_Part]]:
-    """Return the parts of each node by its id: the whole node, or bundles of a group.
-
-    Args:
-        each: What a worker asks for. Nodes that its labels exclude are left out.
-        group: The placement group that workers are placed in, or None.
-    """
+    """Return the parts of each node by its id: the node, or bundles of a group."""
     free: dict[str, dict[str, float]]
     free = _state.state.available_resources_per_node()
     allowed = {n["NodeID"]: n["Resources"] for n in _allowed_nodes(each)}
@@ -330,7 +289,6 @@ def _read_parts(each: Demand, group: PlacementGroup | None) -> dict[str, list[_P
 
 
 def _allowed_nodes(each: Demand) -> list[dict[str, Any]]:
-    """Return Ray's description of each live node that the labels allow."""
     nodes = cast("list[dict[str, Any]]", ray.nodes())
     return [node for node in nodes if node["Alive"] and each.allows(node["Labels"])]
 
@@ -338,9 +296,7 @@ def _allowed_nodes(each: Demand) -> list[dict[str, Any]]:
 def machine_resources(each: Demand) -> list[Mapping[str, float]]:
     """Return all resources that a Ray started on this machine will have.
 
-    Args:
-        each: What a worker asks for. If its labels exclude this machine, the list is
-            empty.
+    The list is empty if the labels exclude this machine.
     """
     spec: Any = resource_and_label_spec.ResourceAndLabelSpec()
     spec = spec.resolve(is_head=True)
@@ -350,12 +306,12 @@ def machine_resources(each: Demand) -> list[Mapping[str, float]]:
 def live_resources(
     each: Demand, group: PlacementGroup | None
 ) -> list[Mapping[str, float]]:
-    """Return all resources of each live node. This works through Ray's client, too.
+    """Return all resources of each live node.
 
-    Args:
-        each: What a worker asks for. Nodes that its labels exclude are left out.
-        group: A placement group, or None. With a group, the result lists its bundles
-            instead of nodes, without the resources that this process holds.
+    This works through Ray's client, too.
+
+    With a placement group, the result lists its bundles instead of nodes, without the
+    resources that this process holds.
     """
     if group is None:
         return [node["Resources"] for node in _allowed_nodes(each)]

@@ -1,4 +1,4 @@
-"""Finds and joins a Ray, and tells whether this process is still connected to it.
+"""Finds and joins a Ray, and says whether this process is still connected to it.
 
 A context uses the first Ray that exists, in the order of `ray.init`:
 
@@ -72,15 +72,8 @@ class RunningRay:
 def find(address: str | None) -> RunningRay | None:
     """Return the Ray to join, in a process that is not connected to Ray.
 
-    Args:
-        address: host:port, ray://host:port, "auto" or None.
-
-    Returns:
-        The Ray, or None if the order of this module finds none that runs.
-
-    Raises:
-        ClusterError: Nothing listens at an address that was named. Or the address has
-            no host, or no port for Ray's client.
+    The result is None if the order of this module finds no running Ray. Raises
+    ClusterError if nothing listens at an address that the user named.
     """
     named = address if address not in {None, _AUTO} else None
     by = "" if named else f"named by {_ADDRESS_VARIABLE}"
@@ -103,15 +96,7 @@ def find(address: str | None) -> RunningRay | None:
 
 
 def join(cluster: RunningRay, **options: Any) -> None:
-    """Connect this process to a running Ray.
-
-    Args:
-        cluster: The Ray that `find` returned.
-        **options: Options of `ray.init`.
-
-    Raises:
-        ClusterError: This process could not join the Ray.
-    """
+    """Connect this process to a running Ray, or raise ClusterError."""
     if cluster.is_automatic:
         _take_token()
     if not cluster.address.startswith(_CLIENT_PREFIX):
@@ -126,11 +111,7 @@ def join(cluster: RunningRay, **options: Any) -> None:
 
 
 def start_ray(**options: Any) -> None:
-    """Call `ray.init`, also in a process without a standard error.
-
-    Raises:
-        Exception: `ray.init` raised it.
-    """
+    """Call `ray.init`, also in a process without a standard error."""
     former = cast("Any", sys.stderr)
     if former is None or former.closed:
         # `ray.init` enables Python's faulthandler, which keeps using this file.
@@ -142,14 +123,10 @@ def start_ray(**options: Any) -> None:
 
 
 def check_connected(address: str | None) -> None:
-    """Raise an error if this process cannot use the Ray that it is connected to.
+    """Raise ContextStateError if this process cannot use the Ray it is connected to.
 
-    Args:
-        address: The address that the caller asks for, as for `find`.
-
-    Raises:
-        ContextStateError: This process was forked from the connected process. Or it is
-            connected to another Ray than the one at `address`.
+    Either this process was forked from the connected process, or it is connected to
+    another Ray than the one at `address`.
     """
     listener = getattr(connected_worker(), "listener_thread", None)
     if listener is not None and not listener.is_alive():
@@ -177,7 +154,7 @@ def check_connected(address: str | None) -> None:
 def started_here() -> bool:
     """Return whether this process started the Ray that it is connected to.
 
-    No node joins such a Ray. It has no autoscaler, and ends with the process.
+    No node joins this Ray. It has no autoscaler, and ends with the process.
     """
     node = cast("Any", worker)._global_node  # noqa: SLF001
     return node is not None and node.is_head()
@@ -191,9 +168,8 @@ def connected_worker() -> Any:
 class AutoConnect:
     """Controls whether a call of Ray starts a new Ray if the process has no connection.
 
-    Threads of Ray Data would start a new Ray after a shutdown of the old one. The
-    setting is global in a process. If several threads disable it at the same time, the
-    last thread restores it.
+    Threads of Ray Data would start a new Ray after a shutdown. The setting is global in
+    a process. If several threads disable it at the same time, the last one restores it.
     """
 
     def __init__(self) -> None:
@@ -224,8 +200,8 @@ auto_connect = AutoConnect()
 def _mend_client() -> None:
     """If Ray's client is connected, make futures of its references uncancellable.
 
-    Ray 2.60 sets the result of a future even if the future was cancelled. This fails
-    with a traceback for each future, in the thread that delivers all results.
+    Ray 2.60 also sets the result of a cancelled future. This fails with a traceback in
+    the thread that delivers all results.
     """
     if ray_client.is_connected():
         from ray.util.client.common import ClientObjectRef
@@ -258,7 +234,6 @@ def missing_error(address: str | None) -> errors.ClusterError:
 
 
 def _announced() -> str | None:
-    """Return the address that the last `ray start` of this user announced."""
     path = pathlib.Path(cast("Any", utils).get_ray_address_file(None))
     try:
         is_own = path.stat().st_uid == os.geteuid()
@@ -319,7 +294,7 @@ def _check_answer(address: str) -> None:
 def _check_named(address: str) -> None:
     """Raise an error if an address has no host, or no port for Ray's client.
 
-    Ray would try to reach such an address for half a minute.
+    Ray would try to reach this address for half a minute.
     """
     rest = address.removeprefix(_CLIENT_PREFIX)
     host, _, port = rest.strip().rpartition(":")
@@ -334,9 +309,9 @@ def _check_named(address: str) -> None:
 
 
 def _listens(address: str) -> bool:
-    """Return whether the address accepts a connection within `_CONNECT_TIMEOUT_S`.
+    """Return whether the address accepts a connection.
 
-    Ray itself would try for over a minute.
+    Ray would try for over a minute.
     """
     host, _, port = address.removeprefix(_CLIENT_PREFIX).rpartition(":")
     if not port.isdecimal():
@@ -391,7 +366,8 @@ class Job:
     async def answer(self, reference: Any) -> Any:
         """Return the result of a call.
 
-        If the job ends meanwhile, the reference is kept forever, as in `read_errors`.
+        If the job ends meanwhile, the reference stays alive forever, as in
+        `read_errors`.
         """
         try:
             return await reference
@@ -400,11 +376,12 @@ class Job:
                 _KEPT.append(reference)
 
     def read_errors(self, references: Sequence[Any]) -> None:
-        """Read the errors of calls that nobody awaits. Ray prints errors left unread.
+        """Read the errors of calls that nobody awaits.
 
-        Args:
-            references: References to the results of the calls. If the job is over, they
-                are kept forever instead, as Ray may end a process that drops them.
+        Ray prints errors left unread.
+
+        If the job is over, the references stay alive forever instead. Ray may end a
+        process that drops them.
         """
         if not self.is_current:
             _KEPT.extend(references)
@@ -413,11 +390,7 @@ class Job:
             reference.future().add_done_callback(read_error)
 
     def check(self) -> None:
-        """Raise an error if the job is over.
-
-        Raises:
-            ContextStateError: Ray was shut down, or the process was forked.
-        """
+        """Raise ContextStateError if Ray was shut down or the process was forked."""
         if not self.is_current:
             raise self._over()
 
@@ -437,12 +410,7 @@ class Job:
 
     @contextlib.contextmanager
     def explained(self) -> Generator[None]:
-        """Replace Ray's errors by a `ContextStateError` if the job is over.
-
-        Raises:
-            ContextStateError: The job is over at the start of the `with` block, or by
-                the time that an error occurs in it.
-        """
+        """Raise ContextStateError in place of Ray's errors once the job is over."""
         self.check()
         try:
             yield
@@ -453,11 +421,7 @@ class Job:
 
     @contextlib.contextmanager
     def watched(self) -> Generator[None]:
-        """Cancel what the current task awaits in the `with` block once the job is over.
-
-        Raises:
-            ContextStateError: The job is over at the start, or ends during the block.
-        """
+        """Cancel the task's await in the `with` block, and raise, once the job ends."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         is_over = False
 

@@ -24,10 +24,7 @@ def _of_run(metric: _Metric, run: str) -> _Metric:
 class RoundMetrics:
     """An event sink that counts rounds, seconds, clients, retries and bytes.
 
-    The process must be connected to Ray.
-
-    Args:
-        run: Name of the run, which is the label `run` of all metrics.
+    The process must be connected to Ray. `run` is the label `run` of all metrics.
     """
 
     def __init__(self, run: str) -> None:
@@ -73,10 +70,6 @@ class RoundMetrics:
 
 
 def workers_ready(run: str) -> Gauge:
-    """Return the gauge that holds the number of ready workers of a pool.
-
-    Args:
-        run: See `RoundMetrics`.
-    """
+    """Return the gauge that holds the number of ready workers of a pool."""
     ready = "Workers of a pool that are ready."
     return _of_run(Gauge("fed_workers_ready", ready, _RUN), run)

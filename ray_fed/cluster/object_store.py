@@ -72,10 +72,8 @@ def _store_source(source: ClientSource) -> "StoredSource":
 def _put(source: ClientSource) -> Any:
     """Put a source into the object store, and return the reference.
 
-    Raises:
-        UnsupportedError: The ids, the user's function or an object that it refers to
-            cannot be pickled.
-        ContextStateError: The source refers to objects of a Ray that was shut down.
+    Raises UnsupportedError if the user's function or an id cannot be pickled, and
+    ContextStateError if the source refers to objects of a Ray that was shut down.
     """
     try:
         return ray.put(source)
@@ -114,12 +112,9 @@ def fetch(reference: Any) -> Any:
 
 
 class StoredSource(ClientSource):
-    """A client source in the object store. Each process fetches it on the first read.
+    """A client source in the object store.
 
-    Args:
-        token: Token of the source.
-        is_resident: See `ClientSource`.
-        reference: Ray's reference to the source.
+    Each process fetches it on the first read.
     """
 
     opens_once = True
@@ -217,11 +212,10 @@ def fetch_once(reference: Any) -> Any:
 class StoredKernel:
     """References that replace the kernel and the other functions in a plan.
 
-    A process may keep the fetched objects, but not these references. The references of
-    an idle process would keep the objects in the store.
+    A process may cache the fetched objects, but not these references. In an idle
+    process, the references would keep the objects in the store.
 
     Attributes:
-        kernel: Reference to the kernel.
         computation: Reference to the serialized computation, which only the interpreter
             needs.
         others: Reference to a pair: the merge, and the functions of the finish by name.
@@ -353,10 +347,9 @@ the call itself."""
 def encode(value: Any) -> Any:
     """Encode a plain value to be returned or stored.
 
-    A small value is pickled to bytes, which Ray passes on unchanged. Ray's own pickler
-    would take longer than the rest of a small value's way. A value that is itself bytes
-    is also pickled, so stored bytes are always a pickle. A list of clients' values
-    becomes a `StackedMembers` if they are alike.
+    Ray passes bytes on unchanged, so a small value is pickled here; Ray's own pickler
+    is slow. Bytes are pickled too, so stored bytes are always a pickle. A list of alike
+    clients' values becomes a `StackedMembers`.
     """
     is_small = isinstance(value, bytes) or stored.count_bytes(value) < INLINE_BYTES
     if isinstance(value, list):
@@ -375,7 +368,7 @@ def pack_result(
 ) -> list[Any]:
     """Pack the outcome of a plan into a list, which Ray can return as several objects.
 
-    The first element is everything but the values, and the others are encoded values.
+    The first element is everything but the values. The others are encoded values.
     """
     encoded = list(map(encode, evaluated.values))
     head = dataclasses.replace(evaluated, values=list(map(stored.count_bytes, encoded)))
@@ -387,12 +380,8 @@ def unpack_result(
 ) -> tuple[Evaluated, Sequence[Note], WorkerDescription]:
     """Unpack the list of `pack_result`.
 
-    Args:
-        packed: The list, or its first element followed by references to the others.
-
-    Returns:
-        The outcome of the plan, the notes, and the description of the worker. Values of
-        the outcome are still encoded, or `Stored` if `packed` has references.
+    After the first element, `packed` may have references to values. The outcome then
+    has `Stored` values, and otherwise encoded ones.
     """
     head, *values = packed
     evaluated, noted, by = pickle.loads(head)
@@ -402,15 +391,14 @@ def unpack_result(
 
 
 def store(value: Any) -> tuple[Any, int]:
-    """Put a large plain value into the object store. A small value stays as it is.
+    """Put a large plain value into the object store.
+
+    A small value stays as it is.
 
     A large list of clients' values becomes a `StoredClients`, which can be sliced
     without reading it. A `ClientRun` keeps its positions, and its source is stored
-    once. A value that is already stored does not change.
-
-    Returns:
-        The value or its stored form, and the bytes of its arrays. The bytes of a source
-        count only in the call that stores it.
+    once. The second result is the bytes of the value's arrays. The bytes of a source
+    count only in the call that stores it.
     """
     if isinstance(value, ClientRun):
         source, num_bytes = _stand_in(value.source)
@@ -434,7 +422,7 @@ class Packed:
     """A pickled plan and argument, with Ray's references in separate lists.
 
     Python's `pickle` runs once, for all processes that pass the plan on. Ray's own
-    pickler is not needed, and takes several times as long.
+    pickler takes several times as long.
 
     Attributes:
         work: The pickled plan and argument. Indices stand for references.
@@ -451,13 +439,9 @@ class Packed:
 def pack(comp: Any, argument: Any) -> Packed:
     """Pickle a plan and its argument, and list their references separately.
 
-    Ray stores an argument of more than 100 KB as an object. If that object holds
+    Ray stores an argument of more than 100 KB as an object. If this object holds
     references and the task may be repeated, Ray never frees the objects that they name
     (seen with Ray 2.60, 2026-11-21). Short lists of references stay in the call.
-
-    Args:
-        comp: The plan.
-        argument: A plain value with structures as tuples. Parts of it may be stored.
     """
     values: dict[Any, int] = {}  # the index that stands for each reference
     sources: dict[Any, int] = {}
@@ -484,10 +468,7 @@ def unpack_resolved(
 ) -> tuple[Any, Any]:
     """Return the plan and its argument, with values in the places of references.
 
-    Args:
-        work: See `Packed`.
-        resolved: The encoded values that `Packed.values` refers to.
-        sources: References to client sources and kernels, as in `Packed`.
+    `resolved` has the encoded values of `Packed.values`.
     """
     comp, argument = _unpack(work, resolved, sources)
     return comp, _unstored(argument)
@@ -530,14 +511,9 @@ def _unstored(value: Any) -> Any:
 class _Replacing:
     """Replaces the references in an argument.
 
-    This is a class because a nested function that calls itself is a reference cycle,
-    which would free its references late.
-
-    Attributes:
-        reference: Maps a reference of a value to its replacement.
-        source: Maps a reference of a client source to its replacement.
-        components: Replaced components by the id of the original. An executor
-            recognizes components by identity, so equal ids get the same object.
+    This is a class because a recursive nested function is a reference cycle, which
+    would free its references late. Equal ids in `components` get the same object,
+    because an executor recognizes components by identity.
     """
 
     reference: _Replace

@@ -81,13 +81,13 @@ _START_PAUSE_S = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How many workers a pool has, and what each asks for.
+    """How many workers a pool has, and the request of each one.
 
     Attributes:
         least: Number of ready workers that a round of a pool of (min, max) waits for.
         most: Number of actors. Actors without room wait in Ray's queue.
         is_fixed: Whether the user or the cluster sets one number, not (min, max).
-        each: What a worker asks for, in words.
+        each: The request of a worker, in words.
         wait_timeout_s: Seconds that a caller waits for room.
     """
 
@@ -103,8 +103,6 @@ class Member:
     """A worker of the pool.
 
     Attributes:
-        name: Name in reports and errors.
-        handle: Ray's handle of the actor.
         described: Description that the worker sent, or None until it is ready.
         since_s: When the worker began to start, or was lost.
         is_placed: Whether the worker has a process that answers.
@@ -138,12 +136,11 @@ class _Waiter:
     Attributes:
         num_ready: Number of ready workers that the caller needs.
         member: The only worker that the caller can use, or None for any.
-        max_team: Number of idle workers to hand over at most. With 0 the caller only
+        max_team: Maximum number of idle workers to hand over. With 0 the caller only
             waits until enough workers are ready.
         prefers: See `Pool.take`.
-        begun_s: When the wait began.
         team: Workers that were handed over. The pool sets it under its lock.
-        answer: Done once the caller has what it waits for, or is refused.
+        answer: Done once the caller has its workers, or is refused.
     """
 
     num_ready: int = 1
@@ -163,12 +160,12 @@ class _Waiter:
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-    """The states of the workers of a pool. Refused workers do not count.
+    """The states of the workers of a pool.
+
+    Refused workers do not count.
 
     Attributes:
-        num_usable: Number of all workers.
         num_ready: Number of workers that are ready or busy.
-        num_busy: Number of workers that subrounds have.
         num_loading: Number of workers whose process answers and loads TensorFlow.
         num_unplaced: Number of workers without a process that answers.
         num_pending: Number of requests for room in Ray's queue. Other pools may have
@@ -207,13 +204,8 @@ class Census:
 
         Three waits have three limits. Room must come within `wait_timeout_s`. A worker
         with room must start within `start_timeout_s`, which its watcher enforces once
-        its process answers. A busy worker has no limit here: `subrounds.timeout_s`
-        ends it.
-
-        Args:
-            num_ready: Number of ready workers that the caller needs.
-            wait_timeout_s: Limit for room.
-            start_timeout_s: Limit for a start.
+        its process answers. A busy worker has no limit here: `subrounds.timeout_s` ends
+        it.
         """
         if self.num_busy or not self.count_missing(num_ready):
             return math.inf
@@ -222,11 +214,9 @@ class Census:
         return math.inf if self.num_loading else max(wait_timeout_s, start_timeout_s)
 
     def describe(self, num_ready: int, needed: str) -> str:
-        """Return what a caller waits for, in words; "" if it has all workers.
+        """Say what a caller waits for, or "" if it has all workers.
 
-        Args:
-            num_ready: Number of ready workers that the caller needs.
-            needed: The room that is missing, in words, or "".
+        `needed` is the room.
         """
         expected = max(num_ready, self.num_ready + self.num_starting)
         counted = "1 worker" if expected == 1 else f"{expected} workers"
@@ -242,16 +232,9 @@ class Census:
 class Pool:
     """The worker actors of a context, and which subround has each one.
 
-    Args:
-        config: Settings of the workers.
-        size: Size of the pool.
-        group: The placement group that this process runs in, or None. With a group, the
-            workers are placed in its bundles.
-        program: Name of the program, for Ray's lists, logs and metrics.
-        job: The current job of this process.
+    If this process runs in a placement group, the workers are placed in its bundles.
 
     Attributes:
-        size: Size of the pool.
         job: Job of Ray that the workers belong to.
         members: All workers.
         running: Answers of the tasks that run subrounds now.
@@ -325,7 +308,6 @@ class Pool:
     # The coroutines below run on the pool's own thread.
 
     async def _watch(self, member: Member) -> None:
-        """Follow each process of a worker for as long as the pool lives."""
         while not self._is_closed and self.job.is_current and not member.refusal:
             try:
                 await self._follow(member)
@@ -337,7 +319,6 @@ class Pool:
                 await asyncio.sleep(_START_PAUSE_S if has_failed else _RETRY_S)
 
     async def _follow(self, member: Member) -> None:
-        """Wait until a worker is ready, and then until it ends."""
         await self.job.answer(member.handle.ping.remote())
         self._change(member, is_placed=True)
         described: WorkerDescription | None = await asyncio.wait_for(
@@ -423,6 +404,7 @@ class Pool:
         """Refuse callers whose wait is over its limit, and log what others wait for."""
         num_pending = await self._count_pending()
         roomless = self._count(None, num_pending).num_roomless
+        # A worker that got room is progress, so callers wait for the others again.
         if roomless < self._roomless:
             self._progress_s = time.monotonic()
         self._roomless = roomless
@@ -445,6 +427,7 @@ class Pool:
                 waiter.num_ready, self.size.wait_timeout_s, wanted.start_timeout_s
             )
             needed = 1 if waiter.member else waiter.num_ready
+            # With too few usable workers, waiting would be in vain.
             if waited_s >= limit_s or census.num_usable < needed:
                 shortage = await self._describe_shortage(waited_s, census)
                 self._refuse_waiters([waiter], errors.ResourceError(shortage))
@@ -471,7 +454,6 @@ class Pool:
         _logger.log(level, "A call has waited for %.0f s: %s.", waited_s, activity)
 
     def _count(self, member: Member | None, num_pending: int) -> Census:
-        """Count the workers by state. With a `member`, count only this worker."""
         members = self.members if member is None else [member]
         members = [each for each in members if not each.refusal]
         ready = [each for each in members if each.described is not None]
@@ -486,7 +468,6 @@ class Pool:
         )
 
     async def _count_pending(self) -> int:
-        """Return how many workers wait for room, by Ray's queue of requests."""
         if self.num_ready == self.size.most:
             return 0
         looked_s, num_pending = self._pending
@@ -553,12 +534,9 @@ class Pool:
     async def count_workers(self) -> int:
         """Wait for the minimum of workers, and return the number to cut a round for.
 
-        This also ends idle workers on draining nodes. A pool with all its workers looks
-        for such nodes at most once in `_LOOK_S`, and does not wait for the answer.
-
-        Raises:
-            ResourceError: There was no room for the minimum in time.
-            RetryBudgetError: Workers do not start.
+        This also ends idle workers on draining nodes. A complete pool looks for them at
+        most once in `_LOOK_S`, and does not wait for the answer. Raises ResourceError
+        without room for the minimum, and RetryBudgetError if workers do not start.
         """
         self.job.check()
         is_full = self.num_ready == self.size.most
@@ -598,12 +576,10 @@ class Pool:
             ray.kill(member.handle, no_restart=False)
 
     async def await_change(self, told: str | None) -> str:
-        """Return what calls wait for, in words, once the text differs from `told`.
+        """Describe what calls wait for, once the text differs from `told`.
 
-        The text is "" while no call waits for a worker that has yet to start.
-
-        Args:
-            told: The text that was returned before, or None to get the present text.
+        The text is "" while no call waits for a worker that has yet to start. With
+        None, return the present text.
         """
         while True:
             waits_for = await self._describe_waits()
@@ -625,21 +601,16 @@ class Pool:
     async def take(self, prefers: bytes, count: int) -> list[Member]:
         """Wait until a worker is idle, and return one or more idle workers.
 
-        Args:
-            prefers: Clients by reference, as `name_clients` names them. The worker that
-                ran them last comes first, if it is idle.
-            count: Number of workers that can be used together.
-
-        Raises:
-            ResourceError: The cluster has no room for a worker.
-            RetryBudgetError: No worker starts.
+        The worker that last ran the clients of `prefers` (see `name_clients`) comes
+        first, if it is idle. Raises ResourceError or RetryBudgetError if there will be
+        no worker.
         """
         waiter = _Waiter(max_team=count, prefers=prefers)
         await self._wait(waiter)
         return waiter.team
 
     def take_now(self, prefers: bytes, count: int) -> list[Member]:
-        """Return workers that are idle now, without waiting. The list may be empty.
+        """Return workers that are idle now.
 
         Waiting callers have received theirs by then.
         """
@@ -658,16 +629,13 @@ class Pool:
     async def ready(self, member: Member) -> WorkerDescription:
         """Wait until a worker is ready, and return its description.
 
-        Raises:
-            ResourceError: See `take`.
-            RetryBudgetError: See `take`.
+        Raises as `take` does.
         """
         while (described := member.described) is None:
             await self._wait(_Waiter(member=member))
         return described
 
     async def _wait(self, waiter: _Waiter) -> None:
-        """Wait until `_serve` answers the waiter."""
         with self._lock:
             self._waiting.append(waiter)
         try:
@@ -707,9 +675,7 @@ class Pool:
     ) -> None:
         """Make workers idle after their work.
 
-        Args:
-            team: The workers.
-            lost: Failed attempts at the work. Their workers count as lost.
+        Workers of `lost` attempts count as lost.
         """
         with self._lock:
             for attempt in lost:
@@ -722,9 +688,7 @@ class Pool:
     def lose(self, name: str, pid: int) -> None:
         """Record that a worker's process seems dead, and check whether it is.
 
-        Args:
-            name: Name of the worker.
-            pid: Id of the process. A later process of the worker is not affected.
+        A later process of the worker, with another `pid`, is not affected.
         """
         with self._lock:
             for member in self.members:
@@ -748,10 +712,7 @@ class Pool:
     def note_holder(self, clients: bytes, worker: str) -> None:
         """Record which worker ran clients last.
 
-        Args:
-            clients: Digest of the clients, from `name_clients`. Nothing is recorded for
-                b"".
-            worker: Name of the worker.
+        `clients` is a result of `name_clients`.
         """
         if clients:
             self._holders.put(clients, worker)
@@ -761,11 +722,8 @@ class Pool:
     ) -> tuple[list[Any], tuple[tuple[str, WorkerDescription | None], ...]]:
         """Return the handles for a subround, and the name and description of each.
 
-        Handles of other workers follow, as replacements. Ready workers, workers on
-        other nodes and idle workers come first among them.
-
-        Args:
-            team: The subround's own workers, which come first.
+        Its own workers come first. Handles of other workers follow as replacements:
+        first ready workers, then workers on other nodes, then idle workers.
         """
         with self._lock:
             others = [m for m in self.members if m not in team and not m.refusal]
@@ -788,21 +746,15 @@ class Pool:
                 member.handle.end_before.remote(name, _FOR_GOOD)
 
     def forget_clients(self, tokens: list[str]) -> None:
-        """Tell workers to drop the cached data of clients whose sources are gone.
-
-        Args:
-            tokens: Tokens of the sources.
-        """
+        """Tell workers to drop the cached data of clients whose sources are gone."""
         for member in self.members:
             member.handle.forget_clients.remote(tokens)
 
     def close(self, *, ray_ends: bool = False) -> None:
         """End all workers.
 
-        Args:
-            ray_ends: Whether the caller shuts Ray down next. Workers are then not
-                killed here, because Ray would log each worker that is killed while it
-                works, with the number of remaining retries.
+        If the caller shuts Ray down next, workers are not killed here. Ray would log
+        each worker that is killed during work, with its remaining retries.
         """
         self._is_closed = True
         cancelled = errors.RetryBudgetError("The subround was cancelled.", "fatal")
@@ -841,13 +793,8 @@ _FOR_GOOD = 10**9
 class HeldWorker:
     """A `WorkerSource` that gives the same worker of a pool for as long as it lives.
 
-    Work that is repeated after a loss has the budgets of a subround. Once the work
-    succeeds, the next work starts with full budgets.
-
-    Args:
-        pool: The pool. It is not owned.
-        member: The worker of the pool.
-        budgets: Number of failures of each class that one piece of work may have.
+    Work that is repeated after a loss has the budgets of a subround. The next work
+    starts with full budgets. The pool is not owned.
     """
 
     def __init__(self, pool: Pool, member: Member, budgets: Mapping[str, int]) -> None:
@@ -883,9 +830,7 @@ class HeldWorker:
 def name_clients(argument: Any) -> bytes:
     """Return a digest of the clients that an argument refers to, or b"" without any.
 
-    Args:
-        argument: A plain value with structures as tuples. Only a `ClientRun` in it
-            refers to clients.
+    Only a `ClientRun` refers to clients.
     """
     digest, is_empty = hashlib.sha256(), True
     for run in _runs(argument):
@@ -963,20 +908,12 @@ def decide_size(
     may_grow: bool,
     occupied: Mapping[str, float] | None = None,
 ) -> Size:
-    """Return the size of a pool.
+    """Return the size of a pool, or raise ResourceError if the nodes can never hold it.
 
-    Args:
-        config: Settings of the pool.
-        nodes: All resources of each node that the labels of a worker allow. In a
-            placement group, the resources of each bundle without those that this
-            process holds.
-        may_grow: Whether nodes may join the cluster. A pool of (min, max) can then wait
-            for its minimum.
-        occupied: Resources that this process holds in the placement group, or None if
-            workers are not placed in one.
-
-    Raises:
-        ResourceError: The nodes can never hold the workers.
+    `nodes` has all resources of each allowed node, or of each bundle of a placement
+    group without the resources that this process holds. `occupied` has these held
+    resources, or is None outside of a group. If nodes may join, a pool of (min, max)
+    can wait for its minimum.
     """
     each = inventory.Demand.of(config)
     fitting = sum(map(each.count_fitting, nodes))

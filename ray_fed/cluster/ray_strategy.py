@@ -67,10 +67,8 @@ _LATE_S = 1.0
 class LostWorkerError(errors.ClusterError):
     """The worker died, hung, ran out of memory, or was restarted during work.
 
-    Attributes:
-        worker: The worker.
-        error: The error of Ray or the worker. It is a `TimeoutError` if the worker
-            hung, and a `NotLoadedError` if Ray has started another process.
+    `error` is a `TimeoutError` if the worker hung, and a `NotLoadedError` if Ray has
+    started another process.
     """
 
     def __init__(self, worker: "Worker", error: BaseException) -> None:
@@ -129,9 +127,7 @@ class Worker:
     """A worker process that a connection uses until the process is lost.
 
     Args:
-        handle: Ray's handle of the actor.
         scope: Unique name under which the actor keeps the values of this use.
-        name: Name of the worker in reports and errors.
         described: Description that the worker sent, or None.
         job: Job of Ray that the handle belongs to. Pass None in a task, whose process
             cannot leave its job.
@@ -160,10 +156,8 @@ class Worker:
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of the actor in this scope, and return its result.
 
-        Raises:
-            LostWorkerError: The worker died, ran out of memory, or was restarted.
-            ContextStateError: This process has left the worker's Ray.
-            Exception: The method raised it.
+        Raises LostWorkerError if the process was lost, and ContextStateError if this
+        process has left the worker's Ray.
         """
         with self.reached():
             return await self._answer(
@@ -171,11 +165,7 @@ class Worker:
             )
 
     def drop(self, keys: list[int]) -> None:
-        """Tell the worker to drop values of this scope, without waiting for it.
-
-        Raises:
-            ContextStateError: This process has left the worker's Ray.
-        """
+        """Tell the worker to drop values of this scope, without waiting for it."""
         if self._job is not None:
             self._job.check()
         self.handle.drop.remote(self.scope, keys)
@@ -203,10 +193,8 @@ class Worker:
     async def evaluate(self, work: "WorkerWork", num_stored: int = 0) -> Evaluated:
         """Evaluate a whole plan in one call, and return its outcome.
 
-        Args:
-            work: The packed plan.
-            num_stored: Number of values of the result that stay in the object store, as
-                `Stored`. With 0, the worker returns all values, which stay encoded.
+        The last `num_stored` values stay in the object store, as `Stored`. The others
+        are returned, still encoded.
         """
         if num_stored:
             evaluate = self.handle.evaluate.options(num_returns=1 + num_stored)
@@ -231,16 +219,12 @@ class Worker:
     async def in_time(
         self, work: Coroutine[Any, Any, _T], timeout_s: float | None
     ) -> _T:
-        """Return the result of work. If it runs too long, end the worker.
+        """Return the result of work.
 
-        Args:
-            work: A coroutine that calls the worker.
-            timeout_s: Time limit in seconds. Time in which the work waits for other
-                work does not count.
+        If it runs too long, end the worker.
 
-        Raises:
-            LostWorkerError: The work took too long, so the worker was ended.
-            Exception: The work raised it.
+        Time in which the work waits for other work does not count. A worker that was
+        ended raises LostWorkerError.
         """
         if timeout_s is None:
             return await work
@@ -276,13 +260,9 @@ class WorkerSource(Protocol):
     """Gives a connection its workers."""
 
     async def lease(self, loss: LostWorkerError | None) -> Worker:
-        """Return a worker whose scope is open and empty.
+        """Return a worker whose scope is open and empty, or raise ClusterError.
 
-        Args:
-            loss: Loss of the worker before, or None for the first worker.
-
-        Raises:
-            ClusterError: There is no worker, or a budget for losses is spent.
+        `loss` is the loss of the worker before, or None for the first worker.
         """
         ...
 
@@ -294,10 +274,7 @@ class WorkerSource(Protocol):
 class WorkerConnection:
     """Runs work on one worker at a time, and assigns keys to the values there.
 
-    Args:
-        source: Gives the worker, and after a loss the next one. It is not owned.
-        timeout_s: Seconds that a worker may run one piece of work, or None for no
-            limit.
+    It does not own `source`. With a `timeout_s` of None, work has no time limit.
     """
 
     def __init__(self, source: WorkerSource, timeout_s: float | None = None) -> None:
@@ -386,13 +363,11 @@ class WorkerWork(Protocol):
 
 
 class RemoteValue(flf.ExecutorValue):
-    """A value on the worker of a connection. It is made when a worker first needs it.
+    """A value on the worker of a connection.
 
-    Args:
-        connection: Connection whose worker has the value.
-        key: Key of the value on the worker.
-        type_signature: Type of the value.
-        make: Makes the value, and gives the same value each time.
+    It is made when a worker first needs it.
+
+    After a loss it is made again, so `make` must give the same value each time.
     """
 
     def __init__(
@@ -462,9 +437,8 @@ def _encoded(value: Any) -> Any:
 class RemoteExecutor(flf.Executor):
     """Runs every method of an executor on the leaf stack of one worker.
 
-    Args:
-        connection: Connection to the worker. It is not owned.
-        arrays: See `plans.Finish`. None stores the arrays of this process.
+    It does not own the connection. `arrays` are those of `plans.Finish`, or None to store
+    the arrays of this process.
     """
 
     def __init__(
@@ -557,7 +531,6 @@ class RemoteExecutor(flf.Executor):
         return await self._share(name, derive)
 
     async def _share(self, name: Any, build: Callable[[], RemoteValue]) -> RemoteValue:
-        """Return the cached value of a name, or build and cache it."""
         return await self._shared.get(name, build).ready()
 
     def evaluate(self, work: WorkerWork) -> Coroutine[Any, Any, Evaluated]:
@@ -786,12 +759,10 @@ class RayFederatingStrategy(FederatingStrategy):
 
 
 def _join(parts: Sequence[Evaluated], num_kept: int) -> Evaluated:
-    """Join the outcomes of the parts of a subround.
+    """Join the outcomes of the parts of a subround, in client order.
 
-    Args:
-        parts: Outcomes in client order. Their encoded values are first one value for
-            each leaf or subtree, and then the lists of values that clients keep.
-        num_kept: Number of these lists in each part.
+    Their encoded values are first one value for each leaf or subtree, and then
+    `num_kept` lists of values that clients keep.
     """
     others = [v for part in parts for v in part.values[: len(part.values) - num_kept]]
     kept = [
@@ -841,13 +812,12 @@ def _reduce_leaves(
     leaves: list[range],
     draw: random_keys.DrawKey,
 ) -> list[RemoteValue]:
-    """Return one partial for each leaf of a chunk. One call makes all of them.
+    """Return one partial for each leaf of a chunk.
 
-    Args:
-        worker: Executor of the worker that has the chunk.
-        sources: The chunk, zero, and the accumulate function.
-        leaves: Leaves of the chunk, as ranges of indices in the cohort.
-        draw: Key of the random numbers of the accumulation.
+    One call makes all of them.
+
+    `sources` are the chunk, zero, and the accumulate function. Leaves are ranges of
+    indices in the cohort.
     """
     result = type_checks.function_type(sources[2].type_signature).result
 

@@ -53,16 +53,7 @@ def _say_nothing(activity: str) -> None:
 class _Submitted:
     """A plan that runs as a Ray task, on workers that it has until its end.
 
-    Args:
-        runner: Runner of the plan.
-        comp: The plan.
-        arg: Argument of the plan.
-        name: Unique name of the subround.
-
     Attributes:
-        comp: The plan.
-        arg: Argument of the plan.
-        name: Unique name of the subround.
         answer: Future of the task. It is done once the task has ended.
         outcome: Outcome without values. It is set once the task has succeeded.
     """
@@ -105,11 +96,7 @@ class _Submitted:
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the task, and return whether it has ended.
 
-        Args:
-            timeout_s: Most seconds to wait, or None for no limit.
-
-        Raises:
-            Exception: The task raised it.
+        Raises the task's error.
         """
         done, _ = await asyncio.wait({self.answer}, timeout=timeout_s)
         for answer in done:
@@ -155,15 +142,7 @@ class RayRunner(fl.framework.AsyncContext):
     The task replaces workers that it loses. Ray repeats a task whose own process or
     node died. Both count against the same budgets. A finish replaces workers in the
     same way. If a subround takes far longer than its siblings, it is submitted again,
-    on an idle worker. The first result counts.
-
-    Args:
-        workers: The pool of workers. It is not owned.
-        config: Settings with the budgets and time limits.
-        program: Name of the program, for Ray's list of tasks.
-
-    Attributes:
-        pool: The pool of workers.
+    on an idle worker. The first result counts. The pool is not owned.
     """
 
     def __init__(self, workers: Pool, config: Config, program: str) -> None:
@@ -196,6 +175,8 @@ class RayRunner(fl.framework.AsyncContext):
             values = list(map(stored.Stored, ended.values, outcome.value_bytes))
             if comp.components_type is not None:
                 timeout_s = self._config.subrounds.timeout_s
+                # The program may hold these values for long, so they must not depend on
+                # the task.
                 values = await subround.bring_home(values, timeout_s)
             elif comp.merge is None or comp.finish is not None:
                 answer = self.pool.job.answer
@@ -231,11 +212,12 @@ class RayRunner(fl.framework.AsyncContext):
     async def _run_with_backup(
         self, first: _Submitted
     ) -> tuple[_Submitted, tuple[outcomes.Attempt, ...]]:
-        """Wait for a subround. If it becomes a straggler, also start and await a copy.
+        """Wait for a subround.
 
-        Returns:
-            The subround or the copy, whichever ended first, and the slower attempt if
-            there was a copy.
+        If it becomes a straggler, also start and await a copy.
+
+        Return the attempt that ended first, and a record of the slower one if there was
+        a copy.
         """
         stragglers = self.pool.stragglers
         # Siblings may have different runners, so the key must not depend on these.
@@ -343,23 +325,20 @@ def _num_values(comp: plans.Subround | plans.Finish) -> int:
 
 
 class Session:
-    """A connection to Ray with a pool of workers. It owns the Ray that it started.
+    """A connection to Ray with a pool of workers.
+
+    It owns the Ray that it started.
 
     Args:
         address: Address of Ray, as for `ray_fed.init`.
-        config: Settings of the pool.
-        say: Called with a few words on what the session waits for.
+        config: Settings of the pool. A session is one pool, so `worker_groups` is
+            refused.
+        say: Called with a few words on the reason for which the session waits.
         needs_all: Whether the caller needs all workers of a pool of fixed size.
 
     Attributes:
         place: Description of the Ray in a few words.
         program: Name of the run in Ray's lists, logs and metrics.
-
-    Raises:
-        ConfigError: The configuration has `worker_groups`. A session is one pool.
-        ClusterError: There is no cluster at the address.
-        ResourceError: The cluster has less than `workers` asks for. A pool of (min,
-            max) waits instead if nodes may join the cluster.
     """
 
     def __init__(
@@ -440,11 +419,7 @@ class Session:
             self._pool.forget_clients(tokens)
 
     def check(self) -> None:
-        """Raise an error if this process is no longer connected to the pool's Ray.
-
-        Raises:
-            ContextStateError: Ray was shut down, or the process was forked.
-        """
+        """Raise ContextStateError if this process left the pool's Ray or was forked."""
         self._job.check()
 
     def sources(self) -> list[HeldWorker]:
@@ -453,11 +428,12 @@ class Session:
         return [HeldWorker(self._pool, m, dict(self._config.retry)) for m in members]
 
     async def fetch(self, value: Any) -> Any:
-        """Return a value that a runner returned. A `Stored` one is read from the store.
+        """Return a value that a runner returned.
 
-        Raises:
-            ClusterError: The object store has lost the value.
-            DeadlineError: The value did not arrive within `subrounds.timeout_s`.
+        A `Stored` one is read from the store.
+
+        Raises ClusterError if the store has lost the value, and DeadlineError if it
+        does not arrive within `subrounds.timeout_s`.
         """
         if not isinstance(value, stored.Stored):
             return value
@@ -492,7 +468,6 @@ class Session:
 
 
 def _name_program() -> str:
-    """Return a name for the program of this process, for Ray's lists."""
     words = sys.argv[:1]
     runtime = ray.get_runtime_context()
     if runtime.worker.mode == ray.WORKER_MODE:  # a task or actor of the program's job

@@ -66,11 +66,10 @@ class Terms:
         workers: Name and description of each worker, in the order of the handles: its
             own workers first. The description is None if the worker is not ready.
         num_own: Number of workers that the subround may use together, >= 1.
-        budgets: Number of failures of each class that the subround may have.
         timeout_s: Seconds after which a worker counts as hung, or None.
         wait_s: Seconds within which a worker must answer.
         fingerprint: Fingerprint of all workers, or None if they may differ.
-        each: What a worker asks for, in words.
+        each: The request of a worker, in words.
         submitted: Time when the subround was submitted, by `time.time`.
     """
 
@@ -90,9 +89,6 @@ class Work:
 
     Attributes:
         name: Name of the subround. Workers know its attempts by this name and a turn.
-        terms: Terms on which the work runs.
-        packed: The plan and its argument.
-        clients_per_leaf: Number of clients of each leaf.
         num_clients: Number of clients of a subround, or None for a finish. A worker
             runs a finish in one call.
         is_whole: Whether the computation is not cut. Its one leaf may then have clients
@@ -113,15 +109,7 @@ class Work:
     def of(
         cls, name: str, terms: Terms, comp: Any, arg: Any, num_stored: int = 0
     ) -> "Work":
-        """Pack a `plans.Subround` or a `plans.Finish`.
-
-        Args:
-            name: Name of the subround.
-            terms: Terms on which the work runs.
-            comp: The plan.
-            arg: The argument, as for `worker.evaluation`. Parts of it may be stored.
-            num_stored: See `Work`.
-        """
+        """Pack a `plans.Subround` or a `plans.Finish`. Parts of `arg` may be stored."""
         num_clients, is_whole = None, False
         if not comp.arrays:  # a part of a subround has them
             finish = getattr(comp, "finish", None)
@@ -141,15 +129,11 @@ class Work:
         return object_store.unpack(self.packed)
 
     def deal(self, num_workers: int) -> tuple[list["Work"], int]:
-        """Divide a subround into parts that workers run at the same time.
+        """Divide a subround into at most `num_workers` parts that run at the same time.
 
-        Args:
-            num_workers: Most parts that the subround may have.
-
-        Returns:
-            The parts in client order, each of whole chunks, and the number of values
-            that the subround keeps for each client. With one worker, or for a
-            computation that is not cut, the number is 0.
+        Each part has whole chunks, and parts are in client order. The second result is
+        the number of values that the subround keeps for each client, or 0 if there is
+        one part.
         """
         if num_workers == 1 or self.is_whole:
             return [self], 0
@@ -202,11 +186,8 @@ def _parameter_of(computation: bytes) -> fl.Type | None:
 class Attempts:
     """Runs one subround or finish, and counts its lost attempts.
 
-    Args:
-        handles: Handles of the workers.
-        work: What to run.
-        number: How often Ray has run the task before.
-        job: Job of the handles in a driver, or None in a task.
+    `number` says how often Ray has run the task before. `job` is the job of the handles
+    in a driver, or None in a task.
     """
 
     def __init__(
@@ -242,6 +223,7 @@ class Attempts:
         if self._number:
             self._take_over()
         own = range(self._terms.num_own)
+        # A starting worker would delay its part, so ready workers do the whole work.
         ready = [index for index in own if self._described[index] is not None]
         connections = [
             WorkerConnection(_Lease(self, index), self._terms.timeout_s)
@@ -315,11 +297,9 @@ class Attempts:
         return dataclasses.replace(evaluated, busy_s=busy_s)
 
     async def lease(self, index: int, loss: LostWorkerError | None) -> Worker:
-        """Return a worker for one part of the subround.
+        """Return a worker for one part of the subround, preferably the one of `index`.
 
-        Args:
-            index: Index of the worker that the part prefers.
-            loss: Loss of the worker that the part had before.
+        `loss` is the loss of the part's worker before, or None.
         """
         while True:
             if loss is not None:
@@ -357,9 +337,7 @@ class Attempts:
     async def _find(self, *ranks: list[int]) -> tuple[int, WorkerDescription]:
         """Wait until a worker answers, and return its index and description.
 
-        Args:
-            ranks: Groups of indices of workers. Each group is asked if the one before
-                did not answer.
+        Each group of indices is asked if no worker of the group before answers.
         """
         waits_until_s = time.monotonic() + self._terms.wait_s
         while True:
@@ -376,7 +354,7 @@ class Attempts:
             await asyncio.sleep(_LOOK_S)
 
     async def _ask(self, indices: list[int]) -> tuple[int, WorkerDescription] | None:
-        """Return the first of some workers that answers, or None if none does."""
+        """Return the first of some workers that answers, or None if no worker does."""
 
         async def ask(index: int) -> tuple[int, WorkerDescription] | None:
             described: WorkerDescription | None
@@ -447,15 +425,10 @@ async def _evaluate_whole(
 
 @ray.remote(num_cpus=0)
 def run_subround(handles: list[Any], *arguments: Any) -> Any:
-    """Run a subround on workers, see `Attempts.run`.
+    """Run a subround on workers, and return the pickled outcome and encoded values.
 
-    Args:
-        handles: Handles of the workers, in the order of `Terms.workers`.
-        arguments: See `Work.as_arguments`.
-
-    Returns:
-        The pickled outcome, followed by each encoded value. Python's `pickle` takes a
-        fraction of the time of Ray's own pickler.
+    Handles are in the order of `Terms.workers`. Python's `pickle` takes a fraction of
+    the time of Ray's own pickler.
     """
     work = Work.from_arguments(*arguments)
     for handle in handles:
@@ -494,9 +467,8 @@ def _attempt_number() -> int:
 def _event_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of this process, which Ray interrupts to cancel a task.
 
-    This does not use `asyncio.run`. To handle interrupts, `asyncio.run` formats the
-    result of a task with all its arrays. That takes longer than the rest of the work
-    that drives a small round.
+    This does not use `asyncio.run`, which formats a task's result with all its arrays
+    to handle interrupts. That takes longer than driving the rest of a small round.
     """
     return asyncio.new_event_loop()
 
@@ -505,15 +477,9 @@ async def bring_home(values: Sequence[Any], timeout_s: float | None) -> list[Any
     """Copy stored values to this node's store, without Ray's lineage.
 
     Ray remembers how to make a task's result again. If each call takes the result of
-    the call before, this lineage goes back to the first call. Also, a value that only a
-    worker's node has is lost with this node.
-
-    Args:
-        values: `Stored` values on any node.
-        timeout_s: Most seconds to wait, or None for no limit.
-
-    Raises:
-        DeadlineError: The copy took longer.
+    the call before, this lineage goes back to the first call. A value that only a
+    worker's node has is also lost with this node. Raises DeadlineError after
+    `timeout_s`.
     """
     if all(value.num_bytes < object_store.INLINE_BYTES for value in values):
         return list(values)  # a task's answer brought them to this process

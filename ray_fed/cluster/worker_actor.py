@@ -73,7 +73,9 @@ class NotLoadedError(errors.ClusterError):
 
 
 class ValueScopes:
-    """Embedded values by scope and key. One thread uses them, and others may end them.
+    """Embedded values by scope and key.
+
+    One thread uses them, and others may end them.
 
     The name of a scope has the form "NAME/TURN". The turns of one name are attempts at
     the same work, and count upwards.
@@ -85,10 +87,9 @@ class ValueScopes:
         self._ending = threading.Lock()
 
     def begin(self, scope: str) -> None:
-        """Open an empty scope. Values of an open scope with this name are dropped.
+        """Open an empty scope, or raise ClusterError if its turn has ended.
 
-        Raises:
-            ClusterError: The turn of the scope has ended.
+        Earlier values of an open scope with this name are dropped.
         """
         with self._ending:
             if self.has_ended(scope):
@@ -96,11 +97,7 @@ class ValueScopes:
             self._scopes[scope] = {}
 
     def values(self, scope: str) -> dict[int, Any]:
-        """Return the values of an open scope by key. The caller may change the dict.
-
-        Raises:
-            ClusterError: The scope has ended, or never began.
-        """
+        """Return the values of an open scope by key. The caller may change the dict."""
         if scope not in self._scopes:
             raise _ended_error(scope)
         return self._scopes[scope]
@@ -142,17 +139,17 @@ def _ended_error(scope: str) -> errors.ClusterError:
 
 
 class LeafWorker:
-    """The class of the worker actor. It has a leaf stack, and values of clients.
+    """The class of the worker actor.
 
-    Values are kept by scope and key. One thread runs the work. Control calls such as
+    It has a leaf stack, and values of clients.
+
+    Values are stored by scope and key. One thread runs the work. Control calls such as
     `ping` and `hold` have threads of their own, so they answer during work.
 
     Args:
-        num_threads: Number of threads of TensorFlow.
         gpu_fraction: Fraction of a GPU's memory that TensorFlow may fill. With 0, it
             sees no GPU.
         client_bytes: Bytes of clients' data that the worker caches between rounds.
-        limits: Limits on the data that clients' work may read.
         label: Name of this worker and its calls in Ray's lists and logs.
     """
 
@@ -185,9 +182,9 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def load(self) -> WorkerDescription | None:
-        """Wait until the worker is loaded, and return its description.
+        """Return the worker's description once it is loaded.
 
-        The result is None if the worker was told to leave before.
+        It is None if the worker was asked to leave first.
         """
         package = logging.getLogger("ray_fed")
         if not package.hasHandlers():  # the job has not configured the log
@@ -297,9 +294,7 @@ class LeafWorker:
     def _run(self, coroutine: Any, scope: str | None = None) -> Any:
         """Run a coroutine, and return its result.
 
-        Args:
-            coroutine: The coroutine.
-            scope: If this scope ends meanwhile, the next read of data raises an error.
+        If `scope` ends meanwhile, the next read of data raises an error.
         """
 
         def check() -> None:
@@ -404,14 +399,9 @@ class LeafWorker:
     ) -> None:
         """Embed one value for each client of a chunk, under one key.
 
-        Args:
-            scope: Scope of the chunk.
-            key: Key of the chunk.
-            members: The clients' values, or an encoded list of the whole cohort.
-            bounds: Start and stop of the chunk in the encoded list, or None.
-            type_bytes: The serialized type of one client's value.
-            first: Index of the chunk's first client in the cohort.
-            draw: Key of the random numbers that reading the values draws, or None.
+        `members` are the chunk's values, or an encoded list of the whole cohort.
+        `bounds` then has the start and stop of the chunk in the list. `first` is the
+        index of the chunk's first client in the cohort.
         """
         if bounds is not None:
             members = object_store.decode(members)[bounds[0] : bounds[1]]
@@ -451,15 +441,11 @@ class LeafWorker:
         leaves: list[range],
         draw: DrawKey | None,
     ) -> list[Note]:
-        """Accumulate each leaf of a chunk, and keep one partial under each key.
+        """Accumulate each leaf of a chunk, and store one partial under each key.
 
-        Args:
-            scope: Scope of the values.
-            keys: Keys of the partials, one for each leaf.
-            sources: Keys of the chunk, of zero, and of the accumulate function.
-            leaves: Leaves as ranges of indices in the cohort. The chunk begins with the
-                first leaf.
-            draw: Key of the random numbers of the accumulation, or None.
+        `sources` are the keys of the chunk, of zero, and of the accumulate function.
+        Leaves are ranges of indices in the cohort, and the chunk begins with the first
+        leaf.
         """
         values = self._scopes.values(scope)
         members, zero, accumulate = (values[source] for source in sources)
@@ -474,11 +460,7 @@ class LeafWorker:
         return list(noted)
 
     def forget_clients(self, tokens: list[str]) -> None:
-        """Drop the cached data of clients whose sources are gone.
-
-        Args:
-            tokens: Tokens of the sources.
-        """
+        """Drop the cached data of clients whose sources are gone."""
         if self._loading.done() and self._loading.exception() is None:
             self._executor.clients.forget(tokens)
 
@@ -493,23 +475,12 @@ class LeafWorker:
         num_sources: int,
         *resolved: Any,
     ) -> list[Any]:
-        """Evaluate a whole plan in one call, in a scope of its own.
+        """Evaluate a whole plan in one call, in its own scope, and pack the outcome.
 
-        Work that no graph can do is interpreted in this process.
-
-        Args:
-            scope: Scope that is open while the plan runs. If the scope is ended, the
-                plan stops.
-            work: See `object_store.Packed`.
-            num_sources: Number of short lists of `Packed.sources` in `resolved`.
-            *resolved: The lists of `Packed.sources`, followed by the values of
-                `Packed.values`, which Ray has resolved.
-
-        Returns:
-            The outcome, packed by `object_store.pack_result`.
-
-        Raises:
-            NotLoadedError: This process is new.
+        Work that no graph can do is interpreted in this process. If the scope ends, the
+        plan stops. `resolved` has `num_sources` short lists of `Packed.sources`,
+        followed by the values of `Packed.values`. Raises NotLoadedError in a new
+        process.
         """
         self.begin(scope)
         begun_s = time.monotonic()
@@ -561,11 +532,8 @@ RemoteWorker: Any = cast("Any", ray.remote)(
 def start_worker(config: Config, label: str, name: str, strategy: Any) -> Any:
     """Start the actor of one worker with the resources of the configuration.
 
-    Args:
-        config: Settings of the workers.
-        label: Name of the worker and its calls in Ray's logs.
-        name: Unique name of the actor in Ray's lists.
-        strategy: Ray's scheduling strategy for the actor.
+    `name` is unique in Ray's lists. `label` names the worker and its calls in Ray's
+    logs. `strategy` is Ray's scheduling strategy.
     """
     wanted = config.workers
     actor = RemoteWorker.options(

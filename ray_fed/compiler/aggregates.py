@@ -29,7 +29,6 @@ class Aggregates:
     """The parts of an `up_to_merge`.
 
     Attributes:
-        parameter: The reference to the argument, or None if there is none.
         locals: All locals by name, in order, including aggregations.
         aggregates: Aggregations by the name of their local, in the order of the result.
         kept: Values at clients that the result has after the aggregations.
@@ -42,11 +41,7 @@ class Aggregates:
 
 
 def read_aggregates(block: Block) -> Aggregates:
-    """Return the parts of an `up_to_merge`.
-
-    Raises:
-        Fallback: `split` did not write it.
-    """
+    """Return the parts of an `up_to_merge`. Raises Fallback unless `split` wrote it."""
     match block:
         case flf.Lambda(result=flf.Block() as body):
             parameter = None
@@ -120,11 +115,7 @@ def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggrega
 
 
 def intrinsic_call(block: Block) -> tuple[str, Block]:
-    """Return the uri and the argument of a call of an intrinsic.
-
-    Raises:
-        Fallback: The block is not such a call.
-    """
+    """Return the uri and the argument of a call of an intrinsic, or raise Fallback."""
     match block:
         case flf.Call(
             function=flf.Intrinsic(uri=uri),

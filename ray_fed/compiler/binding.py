@@ -27,11 +27,8 @@ Block = flf.ComputationBuildingBlock
 class _Bound:
     """A part of an argument without its functions.
 
-    Attributes:
-        type_spec: The type of the remaining value, or None if nothing remains.
-        value: The remaining value.
-        build: A function from a block of the remaining value to a block of the whole
-            part, with its functions.
+    `type_spec` is None if nothing remains. `build` makes the block of the whole part,
+    with its functions, from a block of the remaining value.
     """
 
     type_spec: fl.Type | None
@@ -42,20 +39,10 @@ class _Bound:
 def read_invocation(
     comp: Any, arg: Any, limits: read_limits.Limits, lists: ListCache | None = None
 ) -> tuple[Any, Plain]:
-    """Return a computation without function parameters, and its argument.
+    """Return a computation without function parameters, and its plain argument.
 
-    Args:
-        comp: A computation or a `MergeableCompForm`.
-        arg: The argument. It has computations where the parameter's type has functions.
-        limits: Limits for reading the argument.
-        lists: Keeps lists of clients that are passed again, or None to keep none.
-
-    Returns:
-        The computation, and the argument as a plain value.
-
-    Raises:
-        TypeError: The argument does not have the parameter's type, or `comp` is not a
-            computation.
+    If the parameter's type has functions, `arg` has computations there. Raises
+    TypeError if `arg` does not have the parameter's type, or `comp` is no computation.
     """
     type_checks.check_no_argument(function_type_of(comp), arg)
     with read_limits.limited(limits):
@@ -69,15 +56,8 @@ def read_invocation(
 def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:
     """Move the functions of an argument into the computation.
 
-    Args:
-        comp: A `ConcreteComputation`. Any other object is returned unchanged.
-        arg: The argument. It has computations where the parameter's type has functions.
-
-    Returns:
-        A computation without function parameters, and the remaining argument.
-
-    Raises:
-        ValueMismatchError: A declared function has no computation of its type.
+    An object that is no `ConcreteComputation` is returned unchanged. Raises
+    ValueMismatchError if a declared function has no computation of its type.
     """
     if not isinstance(comp, flf.ConcreteComputation):
         return comp, arg
@@ -113,6 +93,7 @@ def _bind(value: Any, type_spec: fl.Type, label: str) -> _Bound:
     ]
 
     def build(source: Any) -> Block:
+        # `source` has only the elements that are no functions, at other indices.
         left = (flf.Selection(source, index=index) for index in range(len(kept)))
         return flf.Struct(
             (name, part.build(None if part.type_spec is None else next(left)))

@@ -35,11 +35,9 @@ All clients of a subround finish the first work before any begins the last."""
 
 @dataclasses.dataclass(frozen=True)
 class ClientLocals:
-    """Names of locals at clients, in two parts.
+    """Names of locals at clients, in two parts, both in order.
 
-    Attributes:
-        last: The locals that are evaluated last, in order.
-        handed: The locals that are evaluated first and used by the last part, in order.
+    The part `handed` is evaluated first and used by the part `last`.
     """
 
     last: Sequence[str]
@@ -49,14 +47,9 @@ class ClientLocals:
 def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals:
     """Return which locals at clients are evaluated first, and which last.
 
-    No local is evaluated twice: values that both parts need are passed on.
-
-    Args:
-        roots: The values that are needed in the end.
-        locals_: Locals of an `up_to_merge`, by name. Each refers to earlier ones only.
-
-    Raises:
-        Fallback: The values to pass on have too many bytes, or an unknown number.
+    No local is evaluated twice: values that both parts need are passed on. Each local
+    refers to earlier ones only. Raises Fallback if the values to pass on have too many
+    bytes, or an unknown number.
     """
     at_clients = {
         name: block

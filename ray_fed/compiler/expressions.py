@@ -73,11 +73,8 @@ def replace_free(
 ) -> Block:
     """Return a copy of a block with its free references replaced.
 
-    Args:
-        block: The block to copy.
-        replace: Takes a free reference, or the longest selection from one. Returns its
-            replacement, or None to leave it.
-        bound: Names that are bound around the block.
+    `replace` takes a free reference, or the longest selection from one. It returns the
+    replacement, or None to leave it. `bound` has the names bound around the block.
     """
     root = root_name(block)
     if root is not None:
@@ -114,10 +111,8 @@ def needed_names(
 ) -> frozenset[str]:
     """Return the names of the calls that `roots` depend on, including `roots`.
 
-    Args:
-        roots: Names. Names without a call are ignored.
-        calls: Calls by name.
-        known: Names of values that exist already, so that their calls need not run.
+    Names without a call are ignored. Values with `known` names exist already, so their
+    calls need not run.
     """
     needed: set[str] = set()
     pending = list(roots)

@@ -25,11 +25,7 @@ Block = flf.ComputationBuildingBlock
 
 
 def _check_contents_of_up_to_merge(up_to_merge: flf.ConcreteComputation) -> None:
-    """Refuse an aggregation that depends on the result of another one.
-
-    Raises:
-        CompileError: There is such an aggregation.
-    """
+    """Raise CompileError if an aggregation depends on the result of another one."""
     block = _to_block(up_to_merge)
     if len(blocks.find_blocks(block, intrinsics.is_aggregation)) < 2:  # noqa: PLR2004
         return
@@ -193,13 +189,12 @@ class KeepingStage:
 class ResultParts:
     """The parts of a result, divided by whether they differ by client.
 
-    Both computations take the arguments of `after_merge`. `client_cuts.join_parts`
-    joins the parts again.
+    Both computations take the arguments of `after_merge`, and return a struct of their
+    parts in order. `client_cuts.join_parts` joins the parts again.
 
     Attributes:
-        at_server: Returns a struct of the parts that do not differ by client, in order,
-            or None if there are no such parts.
-        at_clients: Returns a struct of the parts that differ by client, in order.
+        at_server: Returns the parts that do not differ by client. None without such
+            parts.
         keeping: The variant of `at_clients` that reads values which clients kept, or
             None if it needs no such values.
         names: The names of the kept values if each part is a kept value, in order, or
@@ -219,13 +214,8 @@ class MergeableCompChain:
     A stage takes a struct of the argument, if the computation has one, and the merged
     values of all earlier stages, placed at the server. A struct with one element is
     replaced by that element. So a chain of one stage, with `after_merge`, is a
-    `MergeableCompForm`.
-
-    Attributes:
-        stages: At least one stage, in order.
-        after_merge: Takes the merged values of all stages and returns the result.
-        parts: The two parts of `after_merge`, or None if no part of the result differs
-            by client, or if a user wrote the form.
+    `MergeableCompForm`. `parts` divides `after_merge`. It is None if no part of the
+    result differs by client, or if a user wrote the form.
     """
 
     stages: Sequence[Stage]
@@ -282,11 +272,7 @@ def _check_after_merge(
 
 
 def function_type_of(comp: object) -> fl.FunctionType:
-    """Return the type of a computation or a mergeable form.
-
-    Raises:
-        ValueMismatchError: `comp` is neither of them.
-    """
+    """Return the type of a computation or a mergeable form."""
     if isinstance(comp, MergeableCompForm | fl.framework.ConcreteComputation):
         return type_checks.function_type(comp.type_signature)
     raise errors.ValueMismatchError(

@@ -49,8 +49,7 @@ _NAMES = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _HANDED, _SELECTED)
 def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
     """Return the kernel of the `up_to_merge` of a stage, or the reason for none.
 
-    Args:
-        up_to_merge: A computation that `compiler.split` or a user wrote.
+    A user may have written the computation.
     """
     block = Block.from_proto(up_to_merge.to_proto())
     if any(name.startswith(_NAMES) for name in blocks.bound_names(block)):
@@ -78,7 +77,6 @@ class _Fusion:
         self._selections: list[SelectArguments] = []
 
     def run(self) -> plans.Kernel:
-        """Return the kernel."""
         read = self._read
         aggregates = self._aggregates.values()
         merged = [aggregate.value for aggregate in aggregates]
@@ -238,6 +236,7 @@ class _Fusion:
 
     def _server(self, results: list[Block]) -> Block:
         """Return the server's work that runs before the clients' work."""
+        # From the last local to the first, because a local refers to earlier ones only.
         needed: list[str] = []
         for name in reversed(list(self._locals)):
             used = [*results, *(self._locals[later] for later in needed)]
@@ -253,6 +252,7 @@ class _Fusion:
             else flf.create_federated_value(block, fl.SERVER)
             for block in results
         ]
+        # Collect the used parts of the argument. They decide the parameter's type.
         for block in [*placed, *(self._locals[name] for name in needed)]:
             replace_free(block, self._note_part)
         parameter = None

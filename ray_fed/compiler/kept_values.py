@@ -32,9 +32,8 @@ _WORK = (
 class KeptNames:
     """The kept values of one stage, or of the work after the last merge.
 
-    Attributes:
-        loads: Names of the values that earlier stages saved.
-        saves: Names of the values that this stage evaluates and saves for later stages.
+    The stage loads values that earlier stages saved, and evaluates the values that it
+    saves.
     """
 
     loads: tuple[str, ...] = ()
@@ -46,9 +45,8 @@ def divide(
 ) -> list[KeptNames]:
     """Return the names that each stage loads and saves, in the order of the stages.
 
-    Args:
-        stages: For each stage, the names of the values that it needs, and its calls by
-            name. The last entry is the work after the last merge.
+    Each of `stages` has the names of the values that it needs, and its calls by name.
+    The last entry is the work after the last merge.
     """
     first: dict[str, int] = {}  # name to the stage that evaluates it first
     loads: list[list[str]] = []
@@ -77,10 +75,8 @@ def find_early(
 ) -> dict[str, int]:
     """Return the values of the result that stages can keep, with the first such stage.
 
-    Args:
-        roots: Names of the clients' values that the result needs.
-        calls: All calls of the computation, by name.
-        stage_of: The index of the stage of each aggregation, by name.
+    `roots` are the names of the clients' values that the result needs. `stage_of` maps
+    each aggregation to the index of its stage.
     """
     working, last = _working(calls), max(stage_of.values(), default=0)
     early: dict[str, int] = {}

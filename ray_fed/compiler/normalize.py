@@ -29,10 +29,8 @@ Block = flf.ComputationBuildingBlock
 class CallGraph:
     """A computation as named calls.
 
-    Attributes:
-        parameter: The reference to the argument, or None if there is none.
-        calls: (name, call) pairs. Each call refers to earlier names only.
-        result: A block of references, selections, structs, literals and functions.
+    `calls` are pairs of a name and a call. Each call refers to earlier names only.
+    `result` is a block of references, selections, structs, literals and functions.
     """
 
     parameter: flf.Reference | None
@@ -57,11 +55,7 @@ class _Elements:
 
 
 def normalize(block: Block) -> CallGraph:
-    """Return the calls of a function.
-
-    Raises:
-        CompileError: The block is not a function, or has free references.
-    """
+    """Return the calls of a function, or raise CompileError for any other block."""
     type_spec = block.type_signature
     if not isinstance(type_spec, fl.FunctionType):
         raise errors.CompileError(f"Expected a function, found `{type_spec}`.")

@@ -23,7 +23,6 @@ class PartialAggregation:
     """One aggregation of a call graph, as a federated_aggregate without a report.
 
     Attributes:
-        name: Name of the aggregation in the call graph.
         before: (name, call) pairs that must be added before the aggregation.
         call: The federated_aggregate, which returns a partial of type U.
         merge: <U, U> -> U.
@@ -52,12 +51,7 @@ def partial_type(aggregations: Sequence[PartialAggregation]) -> fl.Type:
 def to_partial_aggregation(name: str, call: flf.Call) -> PartialAggregation:
     """Return an aggregation as a federated_aggregate and a separate report.
 
-    Args:
-        name: Name of the aggregation in the call graph.
-        call: Call of an aggregating intrinsic.
-
-    Raises:
-        CompileError: The intrinsic has no partials.
+    Raises CompileError if the intrinsic has no partials.
     """
     uri = cast("flf.Intrinsic", call.function).uri
     argument = cast("Block", call.argument)

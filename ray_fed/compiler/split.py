@@ -92,14 +92,9 @@ def compile_to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain:
     """Return the stages of a federated computation.
 
     The stage of an aggregation is the length of the longest chain of aggregations that
-    it depends on. Aggregations that depend on no other are stage 0.
-
-    Args:
-        comp: A computation. Without an aggregation it has one stage without partials.
-
-    Raises:
-        CompileError: An aggregation has no partials, or has a merge that captures
-            values which depend on the argument or on another aggregation.
+    it depends on. Without an aggregation, there is one stage without partials. Raises
+    CompileError if an aggregation has no partials, or has a merge that captures values
+    which depend on the argument or on another aggregation.
     """
     block = Block.from_proto(comp.to_proto())
     graph = normalize(block)
@@ -292,8 +287,7 @@ class StageInput:
         parameter: A reference to the argument and the merged values, or None if there
             are none.
         bound: Locals that give names to the elements of `parameter`.
-        calls: The calls of the graph, by name. Merged aggregations are replaced by
-            their reports.
+        calls: The calls of the graph, by name. Reports replace merged aggregations.
     """
 
     parameter: flf.Reference | None
@@ -316,10 +310,7 @@ def stage_input(
 ) -> StageInput:
     """Return the input of the stage that follows some merged stages.
 
-    Args:
-        graph: The whole computation.
-        stages: The merged stages, in order.
-        loaded: Names of the clients' values that the stage takes from those stages.
+    `loaded` are the names of the clients' values that the stage takes from them.
     """
     merged = [
         flf.Reference(
@@ -333,6 +324,7 @@ def stage_input(
         for stage, reference in zip(stages, merged, strict=True)
         for position, aggregation in enumerate(stage)
     }
+    # Later calls find the report of a merged aggregation under the aggregation's name.
     calls = dict(graph.calls) | reports
     parts = [] if graph.parameter is None else [graph.parameter]
     parts += merged

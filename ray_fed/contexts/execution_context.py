@@ -94,12 +94,7 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Workers that a call can run on.
-
-    Attributes:
-        rounds: Runs calls on these workers alone.
-        startup: Says what calls on these workers wait for.
-    """
+    """Workers that a call can run on. `startup` says what calls on them wait for."""
 
     rounds: Rounds
     startup: StartupProgress

@@ -23,14 +23,8 @@ _MAX_THREADS = 1024
 def build_context(address: str | None, config: Config) -> ExecutionContext:
     """Return a context on the configured backend.
 
-    Args:
-        address: Address of Ray, see `cluster.session.Session`. It must be None for the
-            local backend.
-        config: The settings.
-
-    Raises:
-        ConfigError: The local backend does not support the address or a setting.
-        ClusterError: There is no cluster, or it has less than `workers` asks for.
+    `address` must be None for the local backend. Raises ConfigError if this backend
+    does not support a setting, and ClusterError without a large enough cluster.
     """
     with WaitLine.create(config.progress) as line:
         make = _local_backend if config.backend == "local" else _ray_backend

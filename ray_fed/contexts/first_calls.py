@@ -28,8 +28,7 @@ _SIMULATED = frozenset(uri.encode() for uri in intrinsics.SIMULATED)
 class ComputationChecks:
     """Checks each computation once, because a check may take longer than a call.
 
-    Args:
-        in_process: Whether graphs run in this process, and not in workers.
+    `in_process` says whether graphs run in this process, and not in workers.
     """
 
     def __init__(self, *, in_process: bool) -> None:
@@ -38,14 +37,9 @@ class ComputationChecks:
         self._checked = ComputationCache(self._check)
 
     def check(self, comp: flf.ConcreteComputation | MergeableCompForm) -> None:
-        """Raise an error if a graph has Python functions that it cannot call.
+        """Raise UnsupportedError if a graph has Python functions that it cannot call.
 
-        If the computation simulates secure aggregation, this also logs a warning. The
-        warning appears once.
-
-        Raises:
-            UnsupportedError: A graph has Python functions, and runs in another process
-                than the one that traced it.
+        If the computation simulates secure aggregation, this also logs a warning, once.
         """
         if isinstance(comp, MergeableCompForm):
             for part in (comp.up_to_merge, comp.merge, comp.after_merge):
@@ -115,10 +109,6 @@ class StartupProgress:
     """Sends `events.Waiting` while calls wait for workers.
 
     The first call of a computation also says that it is traced and compiled.
-
-    Args:
-        emit: Takes the events.
-        await_change: See `Backend.await_change`.
     """
 
     def __init__(

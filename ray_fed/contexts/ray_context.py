@@ -39,7 +39,6 @@ class _Pool:
     """The session, thread and counters that several contexts share.
 
     Attributes:
-        config: Settings of the pool.
         session: Session that owns the pool.
         thread: Thread that runs all calls. A caller's own event loop may end before the
             call gives its workers back.

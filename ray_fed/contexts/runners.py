@@ -41,10 +41,7 @@ flf = fl.framework
 class SequentialRunner(flf.AsyncContext):
     """Runs plans by invoking computations on another asynchronous context.
 
-    Args:
-        context: Context that is invoked with one computation at a time. It is not
-            owned.
-        name: Name of the runner in reports.
+    The context is invoked with one computation at a time, and is not owned.
     """
 
     def __init__(self, context: flf.AsyncContext, name: str) -> None:

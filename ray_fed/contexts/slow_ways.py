@@ -22,10 +22,7 @@ _QUICK = (
 
 
 class SlowPathWarnings:
-    """An event sink that logs a warning if a round of a second took a slow path.
-
-    It logs each warning once.
-    """
+    """An event sink that warns once if a round of a second took a slow path."""
 
     def __init__(self) -> None:
         self._remarks: dict[str, None] = {}

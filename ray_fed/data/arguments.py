@@ -16,11 +16,7 @@ from ray_fed.values.client_references import plain_id
 
 
 def read_member_type(given: object) -> fl.Type:
-    """Return the type of a client's value, from anything that converts to it.
-
-    Raises:
-        ValueMismatchError: It is not a type, or a client cannot have values of it.
-    """
+    """Return the type of a client's value, from anything that converts to it."""
     try:
         member = fl.to_type(cast("Any", given))
     except TypeError as error:
@@ -43,11 +39,7 @@ def _no_member_type(given: object) -> errors.ValueMismatchError:
 
 
 def read_ids(given: object) -> list[Any]:
-    """Return ids of clients in types of Python, in order.
-
-    Raises:
-        ConfigError: `given` is not iterable.
-    """
+    """Return ids of clients in types of Python, in order."""
     if not isinstance(given, Iterable):
         raise errors.ConfigError(
             f"Expected `ids`, one for each client, found {errors.describe(given)}: pass"
@@ -65,11 +57,7 @@ def check_callable(given: object, name: str) -> None:
 
 
 def check_ids(ids: Sequence[Any]) -> None:
-    """Raise unless ids are unique.
-
-    Raises:
-        ConfigError: An id cannot be hashed, is missing, or occurs twice.
-    """
+    """Raise ConfigError if an id cannot be hashed, is missing, or occurs twice."""
     missing = [client for client in ids if _is_missing(client)]
     if missing:
         raise errors.ConfigError(
@@ -91,12 +79,9 @@ def check_ids(ids: Sequence[Any]) -> None:
 
 
 def expect_ids(given: Iterable[Any], ids: Iterable[Hashable]) -> None:
-    """Raise if booleans or floats are passed for ids, unless ids have that type.
+    """Raise ConfigError if booleans or floats are passed for ids of other types.
 
     True equals 1 in Python, so a mask would select the clients with the ids 1 and 0.
-
-    Raises:
-        ConfigError: There are booleans or floats among `given`.
     """
     for kind in (bool | np.bool_, float | np.floating):
         wrong = [client for client in given if isinstance(client, kind)]
@@ -111,8 +96,8 @@ def expect_ids(given: Iterable[Any], ids: Iterable[Hashable]) -> None:
 def read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64]:
     """Return the weights of clients as floats.
 
-    Raises:
-        ConfigError: Their number is wrong, or a weight is not a finite number >= 0.
+    Raises ConfigError for a wrong number of weights, or one that is not finite and >=
+    0.
     """
     found = np.asarray(weights, object)
     if found.shape != (len(ids),):

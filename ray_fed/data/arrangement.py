@@ -68,11 +68,7 @@ class Part:
 
 
 def check_fraction(fraction: float, seed: int) -> None:
-    """Raise unless a fraction is between 0 and 1, and a seed is at least 0.
-
-    Raises:
-        ConfigError: One of them is out of its range.
-    """
+    """Raise ConfigError unless a fraction is between 0 and 1, and a seed is >= 0."""
     if not isinstance(cast("object", fraction), numbers.Real) or not 0 < fraction < 1:
         raise errors.ConfigError(
             f"Expected a `fraction` above 0 and below 1, found {fraction!r}."
@@ -133,11 +129,7 @@ class Arrangement:
         }
 
     def element_type(self, row: fl.Type) -> fl.Type:
-        """Return the type of an element, from the type of a row.
-
-        Raises:
-            ValueMismatchError: Rows cannot be batched.
-        """
+        """Return the type of an element, from the type of a row."""
         if self.batch_size is None:
             return row
         return batch_type(row)
@@ -155,16 +147,8 @@ class Arrangement:
 class ArrangedSource(ClientSource):
     """The rows of another source, arranged.
 
-    Args:
-        base: The other source. Its clients have sequences of rows.
-        ids: Ids of the clients, by position.
-        row: Type of a row.
-        arrangement: How the rows are arranged.
-
-    Attributes:
-        rows: The other source.
-        row_weights: Number of rows of each client in the other source, by position, if
-            it is known. It is not sent to workers.
+    `base` has sequences of rows. `row_weights` are the numbers of rows of its clients,
+    if known. They are not sent to workers.
     """
 
     is_resident = True
@@ -238,9 +222,8 @@ class ArrangedSource(ClientSource):
     ) -> int:
         """Return the number of epochs, or 1 without rows.
 
-        Raises:
-            ValueMismatchError: The rows of all epochs are larger than a sequence may
-                be.
+        Raises ValueMismatchError if the rows of all epochs exceed the limit of a
+        sequence.
         """
         epochs, limit = self.arrangement.epochs, read_limits.limits()
         if epochs == 1 or not num_kept:

@@ -286,7 +286,7 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def concat(self, *others: "ClientData") -> Self:
-        """Return these clients and those of others, in this order.
+        """Return these clients, followed by the clients of others.
 
         Raises:
             ConfigError: Two clients have one id.
@@ -488,8 +488,7 @@ class ClientData(ClientRun):
     def _rows(self) -> tuple[ClientSource, fl.Type, Arrangement]:
         """Return the source of the rows, the type of a row, and the arrangement.
 
-        Raises:
-            UnsupportedError: Clients do not have sequences of rows.
+        Raises UnsupportedError if clients do not have sequences of rows.
         """
         base, member, arrangement = self._base()
         if not isinstance(member, fl.SequenceType):

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 class FunctionSource(ClientSource):
     """Values that a function returns, one for each client, in any process.
 
-    Args:
-        load: Takes an id and returns the client's value, the same each time.
-        ids: Ids of the clients, by position.
-        type_spec: Type of what `load` returns.
+    `load` takes an id and returns the client's value, the same each time.
     """
 
     def __init__(
@@ -86,11 +83,9 @@ class FunctionSource(ClientSource):
 def _failure(
     client: object, raising: str, error: BaseException
 ) -> errors.ComputationError:
-    """Return what a user's code raised, `sys.exit` included, as a client's failure.
+    """Return an error of a user's code, including `sys.exit`, as a client's failure.
 
-    Raises:
-        KeyboardInterrupt: The user pressed Ctrl-C, which Python raises only on the main
-            thread.
+    On the main thread, a KeyboardInterrupt is raised again: the user pressed Ctrl-C.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if isinstance(error, KeyboardInterrupt) and is_main:
@@ -103,13 +98,7 @@ def _failure(
 
 
 class MappedSource(ClientSource):
-    """Rows of another source with a function applied to each.
-
-    Args:
-        base: The other source. Its clients have sequences of rows.
-        ids: Ids of the clients, by position.
-        row_map: The function.
-    """
+    """Rows of another source with a function applied to each."""
 
     def __init__(
         self, base: ClientSource, ids: Sequence[Hashable], row_map: "RowMap"
@@ -178,15 +167,8 @@ def hold_clients(
 ) -> tuple[Sequence[Any], NDArray[np.int64], list[Plain]]:
     """Return ids, numbers of rows and values of the clients of a table in memory.
 
-    Values are slices of columns that contain all clients.
-
-    Args:
-        table: A table of arrow, from `to_arrow`.
-        features: How rows become elements.
-        client: The column of ids.
-
-    Raises:
-        ValueMismatchError: A cell does not fit. The error names column and client.
+    Values are slices of columns that contain all clients. `client` is the column of
+    ids. Raises ValueMismatchError, with column and client, if a cell does not fit.
     """
     chunks = table.column(client).chunks
     index = index_clients(chunks, client, TABLE).with_order(chunks)
@@ -228,11 +210,7 @@ def _slice(column: Column, start: int, stop: int) -> Column:
 
 
 def join(parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> ClientSource:
-    """Return a source of some clients of several sources.
-
-    Args:
-        parts: Sources, and the positions of the clients in each.
-    """
+    """Return a source of some clients of several sources, given by their positions."""
     held = [source for source, _ in parts if isinstance(source, HeldSource)]
     if len(held) < len(parts):
         return JoinedSource(parts)
@@ -276,15 +254,7 @@ class JoinedSource(ClientSource):
 
 
 class SqliteSource(ClientSource):
-    """The clients of an SQLite file. Examples are parsed on the worker.
-
-    Args:
-        rows: The rows of the file.
-        features: Types of the features; see `external_data.to_features`.
-
-    Attributes:
-        element: The type of an example.
-    """
+    """The clients of an SQLite file. Examples are parsed on the worker."""
 
     def __init__(self, rows: SqliteRows, features: Mapping[str, Any]) -> None:
         from ray_fed.tensorflow import external_data

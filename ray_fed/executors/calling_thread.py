@@ -21,8 +21,8 @@ def run_alone(
 ) -> _T:
     """Return the result of a coroutine, on a loop that runs only for it.
 
-    An interrupt cancels the coroutine. Tasks that the coroutine leaves are cancelled:
-    the loop does not run between calls, so these tasks would never end.
+    An interrupt cancels the coroutine. The loop does not run between calls, so tasks
+    that the coroutine leaves would never end and are cancelled.
     """
     try:
         return loop.run_until_complete(coroutine)
@@ -49,12 +49,11 @@ class CallingThread:
         self._running: asyncio.Task[Any] | None = None
 
     def wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of a coroutine. An interrupt cancels all that it started.
+        """Return the result of a coroutine.
 
-        Raises:
-            ContextStateError: The call is made inside another call, or `close`
-                cancelled it.
-            Exception: The error of the coroutine.
+        An interrupt cancels all that it started.
+
+        Raises ContextStateError inside another call, or if `close` cancelled this call.
         """
         with self._lock:
             if self._loop.is_running():

@@ -35,11 +35,7 @@ class Scope:
         self.names[name] = Once(evaluate)
 
     async def resolve(self, name: str) -> "ResolvedValue":
-        """Return the value of a name in this scope, or in the nearest scope around it.
-
-        Raises:
-            UnsupportedError: No scope has the name.
-        """
+        """Return the value of a name in this scope, or in the nearest outer scope."""
         scope: Scope | None = self
         while scope is not None and name not in scope.names:
             scope = scope.parent
@@ -55,11 +51,6 @@ class ResolvedValue(EmbeddedValue):
 
     @override
     async def compute(self) -> Any:
-        """Return the value that the target computes. Structs become Structs.
-
-        Raises:
-            ValueMismatchError: The value is a function.
-        """
         match self._reference:
             case flf.ExecutorValue():
                 return await self._reference.compute()
@@ -121,7 +112,7 @@ class Closure:
         """Return the lambda as a function for other processes, with plain captures.
 
         federated_language wraps a TensorFlow computation into a lambda to drop the
-        names of its parameters. Such a lambda becomes the computation itself.
+        names of its parameters. This lambda becomes the computation itself.
         """
         match self.block:
             case flf.Lambda(
@@ -180,12 +171,10 @@ def split_captures(
 ) -> tuple[flf.Lambda, dict[str, tuple[str, list[int]]]]:
     """Return a lambda that captures only the parts of structs that it uses.
 
-    The parameters of a federated_computation are one struct. Without this, a lambda
-    that uses an unplaced parameter would capture the placed parameters too.
-
-    Returns:
-        The lambda. For each name that it captures, the name in the scope and the
-        indices to select from its value, one after another.
+    The parameters of a federated_computation are one struct. Otherwise, a lambda that
+    uses an unplaced parameter would capture the placed parameters too. For each
+    captured name, the dict has the name in the scope and the indices to select, one
+    after another.
     """
     free = set(flf.get_map_of_unbound_references(block)[block])
     split = free - blocks.bound_names(block)  # names bound twice stay whole
@@ -213,8 +202,7 @@ def split_captures(
 async def to_function(value: flf.ExecutorValue) -> blocks.Function:
     """Return an embedded function in a form that other processes can run.
 
-    Raises:
-        ValueMismatchError: The value is not a function that is kept as a computation.
+    Raises ValueMismatchError if the function is not stored as a computation.
     """
     match value.reference:
         case Closure() as closure:
@@ -228,10 +216,7 @@ async def to_function(value: flf.ExecutorValue) -> blocks.Function:
 
 
 def may_draw(function: flf.ExecutorValue) -> bool:
-    """Return whether an embedded function may draw random numbers.
-
-    A function that it captures may do so, too.
-    """
+    """Return whether an embedded function, or one it captures, may draw numbers."""
     match function.reference:
         case Closure(block=block, captured=captured):
             functions = [

@@ -31,11 +31,7 @@ class EagerValue(EmbeddedValue):
 
     @override
     async def compute(self) -> Any:
-        """Return numpy values in Structs, and a list of elements for a sequence.
-
-        Raises:
-            ValueMismatchError: The value is a function.
-        """
+        """Return numpy values in Structs, and a list of elements for a sequence."""
         return normal_forms.compute(self._reference, self._type_signature)
 
 

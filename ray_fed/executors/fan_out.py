@@ -12,17 +12,10 @@ _T = TypeVar("_T")
 async def gather_by_index(
     coroutines: Iterable[Coroutine[Any, Any, _T]], first: Sequence[int] = ()
 ) -> list[_T]:
-    """Run coroutines at once and return their results in the order given.
+    """Run coroutines at once and return their results in the given order.
 
-    The first failure cancels the other coroutines.
-
-    Args:
-        coroutines: The coroutines to run.
-        first: Indices of the coroutines that start before the others, in this order.
-
-    Raises:
-        Exception: The error of the first coroutine that failed. It is raised after all
-            others have ended.
+    Coroutines at the indices `first` start before the others. The first failure cancels
+    the others, and is raised after they have ended.
     """
     work = list(coroutines)
     if len(work) == 1:
@@ -52,9 +45,6 @@ class Once(Generic[_T]):
 
     A cancelled caller does not end the coroutine while other callers wait. It is
     cancelled with the last caller, and the next caller starts it again.
-
-    Args:
-        begin: Function that makes the coroutine.
     """
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, _T]]) -> None:
@@ -63,11 +53,7 @@ class Once(Generic[_T]):
         self._waiters = set[asyncio.Future[None]]()
 
     async def get(self) -> _T:
-        """Return the result.
-
-        Raises:
-            Exception: The error of the coroutine.
-        """
+        """Return the result, or raise the error of the coroutine."""
         task = self._task = self._task or asyncio.create_task(self._begin())
         if not task.done():
             waiter = _Waiter(lambda: self._leave(task, waiter))
@@ -91,9 +77,8 @@ class Once(Generic[_T]):
 class _Waiter(asyncio.Future[None]):
     """One caller that waits for a task.
 
-    Args:
-        leave: Function that is called when this is cancelled. It returns whether the
-            task was cancelled, and then this waits for the task to end.
+    When this is cancelled, `leave` returns whether it cancelled the task. If so, this
+    waits for the task to end.
     """
 
     def __init__(self, leave: Callable[[], bool]) -> None:

@@ -140,11 +140,7 @@ class FederatingExecutor(flf.Executor):
         return value
 
     def _narrow(self, value: object) -> FederatedValue:
-        """Return an object as a value that this executor embedded.
-
-        Raises:
-            ValueMismatchError: Another executor embedded it.
-        """
+        """Return an object as a value that this executor embedded."""
         narrowed = type_checks.narrow(value, FederatedValue, _NAME)
         if narrowed.owner not in (None, self):
             raise errors.ValueMismatchError(
@@ -269,7 +265,6 @@ class FederatingExecutor(flf.Executor):
         return await self.unplaced.create_value(value, type_spec)
 
     def _check_placement(self, type_spec: fl.Type) -> None:
-        """Raise if the strategy does not implement the placement of a type."""
         placements = self.strategy.placements
         if isinstance(type_spec, fl.FederatedType) and (
             type_spec.placement not in placements

@@ -37,22 +37,15 @@ Deferred = Once[flf.ExecutorValue]
 class FederatedValue(EmbeddedValue):
     """A value embedded in a `FederatingExecutor`.
 
-        type                   reference
-        at clients             `Placed`
-        at the server          the result of the strategy's `place`
-        without placement      a value of the unplaced executor, perhaps `Deferred`
-        a struct of these      a Struct
-        a function             a building block or a closure
+        type                   reference     at clients             `Placed`     at the
+    server          the result of the strategy's `place`     without placement      a
+    value of the unplaced executor, perhaps `Deferred`     a struct of these      a
+    Struct     a function             a building block or a closure
 
-    Args:
-        reference: See above.
-        type_signature: Type of the value.
-        equal: If the value is equal at all clients, the value of a client in the
-            unplaced executor. It is read if the cohort has no clients.
-
-    Attributes:
-        ids: The ids in each client's value. Empty if the value has no ids, and for all
-            values that are not placed at clients.
+    If all clients have an equal value, `equal` is one client's value in the unplaced
+    executor. It is read if the cohort has no clients. `ids` has the ids in each
+    client's value. It is empty without ids, and for values that are not placed at
+    clients.
     """
 
     def __init__(
@@ -66,11 +59,7 @@ class FederatedValue(EmbeddedValue):
 
     @override
     async def compute(self) -> Any:
-        """Return a list for values of clients, and one value for all others.
-
-        Raises:
-            ValueMismatchError: The value is a function.
-        """
+        """Return a list for values of clients, and one value for all others."""
         reference = self._reference
         if isinstance(reference, structs.Struct):
             pairs = list(structs.iter_elements(reference))
@@ -165,11 +154,7 @@ async def select_all(
 ) -> list[ColumnarSequence] | None:
     """Return the elements that each client's keys select, or None without a graph.
 
-    Args:
-        unplaced: Runs the graph, if it has such graphs.
-        function: A function of state and key that draws no random numbers.
-        state: The state, embedded in `unplaced`.
-        all_keys: The keys of each client.
+    `function` takes state and key, and draws no random numbers.
     """
     if not any(map(len, all_keys)):
         return None
@@ -197,11 +182,9 @@ async def select_all(
 def split_rows(
     rows: Sequence[NDArray[Any]], all_keys: Sequence[Any]
 ) -> list[ColumnarSequence]:
-    """Return each client's elements as a sequence.
+    """Return each client's elements as a sequence, one element for each of its keys.
 
-    Args:
-        rows: For each tensor of an element, an array of all clients' elements.
-        all_keys: The keys of each client: one for each of its elements.
+    `rows` has one array of all clients' elements for each tensor of an element.
     """
     ends = itertools.accumulate(map(len, all_keys), initial=0)
     return [
@@ -211,11 +194,7 @@ def split_rows(
 
 
 def check_keys(all_keys: Sequence[Any], max_key: int) -> None:
-    """Check each client's keys.
-
-    Raises:
-        ComputationError: A key is out of range. The error has the client's index.
-    """
+    """Raise ComputationError for a key out of range, with the client's index."""
     for client_index, keys in enumerate(all_keys):
         if any(not 0 <= key <= max_key for key in keys):
             raise errors.ComputationError(
@@ -388,12 +367,14 @@ def _derived(uri: str) -> Handler:
         derived = intrinsics.DERIVED_AGGREGATIONS[uri](placed.member, *types)
         if derived.check is not None:
             everywhere = fl.FederatedType(types[0], fl.CLIENTS, all_equal=True)
+            # Each client checks its own value: sums hide values out of bounds.
             pair = [placed, await strategy.place(bounds.pop(), everywhere)]
             placed = await strategy.map(
                 Function(serialize(derived.check)),
                 structs.Struct((None, part) for part in pair),
                 placed.member,
             )
+        # A modular sum has its modulus in the partials, so zero depends on the bounds.
         zero = await unplaced.create_call(
             await unplaced.create_value(derived.zero),
             await unplaced.create_struct(bounds) if bounds else None,
@@ -455,6 +436,7 @@ async def _select(
     sequences: list[list[Any]] = []
     for client_index, keys in enumerate(all_keys):
         if is_random:
+            # Clients draw different elements for one key, so nothing is shared.
             selected = {}
         for key in map(int, keys):
             if key not in selected:

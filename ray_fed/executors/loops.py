@@ -40,9 +40,7 @@ def _stop_all() -> None:
 class LoopThread:
     """An event loop on a daemon thread that starts at once and ends with `close`.
 
-    Args:
-        name: Name of the thread.
-        scope: A context that the thread enters when it starts and leaves at its end.
+    The thread enters the context `scope` when it starts and leaves it at its end.
     """
 
     def __init__(
@@ -82,11 +80,8 @@ class LoopThread:
     ) -> concurrent.futures.Future[_T]:
         """Start a coroutine on the thread and return its future.
 
-        If the thread is closed before the coroutine ends, the future gets a
-        ContextStateError. Cancelling the future cancels the coroutine.
-
-        Raises:
-            ContextStateError: The thread was closed.
+        Cancelling the future cancels the coroutine. If the thread is closed first, the
+        future gets a ContextStateError. A closed thread raises it here.
         """
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
         work = Work()
@@ -125,12 +120,12 @@ class LoopThread:
             del answer, end  # errors refer to this frame, and these to the error
 
     def wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the thread and wait. An interrupt cancels the coroutine.
+        """Run a coroutine on the thread and wait.
 
-        Raises:
-            KeyboardInterrupt: After the coroutine has ended, or after ten seconds.
-            ContextStateError: The thread was closed before the coroutine ended.
-            Exception: The error of the coroutine.
+        An interrupt cancels the coroutine.
+
+        KeyboardInterrupt is raised after the coroutine has ended, or after ten seconds.
+        Raises ContextStateError if the thread is closed before the coroutine ends.
         """
         answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
         work = Work()
@@ -217,7 +212,7 @@ class LoopThread:
             return self._is_open
 
     def close(self) -> None:
-        """Cancel what still runs, stop the loop and join the thread.
+        """Cancel all running work, stop the loop and join the thread.
 
         Cancelled calls end with a ContextStateError. A call from the thread itself does
         not wait for the end of the thread.

@@ -13,12 +13,8 @@ class SeededExecutor(fl.framework.Executor):
     """Delegates each method to a target, and gives a key to its random numbers.
 
     The key has the seed, and the number of calls of `create_value` and `create_call`
-    before this call. So equal calls in equal order draw equal numbers.
-
-    Args:
-        target_executor: Runs everything. `close` closes it.
-        seed: Seed of all random numbers.
-        count: Counts the calls. The stacks of one seed share it.
+    before this call. So equal calls in equal order draw equal numbers. Stacks of one
+    seed share `count`. `close` closes the target.
     """
 
     def __init__(

@@ -28,11 +28,7 @@ class SequenceValue(EmbeddedValue):
 
     @override
     async def compute(self) -> Any:
-        """Raise an error, because these values are functions.
-
-        Raises:
-            ValueMismatchError: Always.
-        """
+        """Raise ValueMismatchError, because these values are functions."""
         raise errors.ValueMismatchError(
             f"Expected a value to compute, found a function `{self._type_signature}`:"
             " call it."
@@ -42,8 +38,7 @@ class SequenceValue(EmbeddedValue):
 class SequenceExecutor(flf.Executor):
     """Adds sequence_map, sequence_reduce and sequence_sum to a target.
 
-    Args:
-        target_executor: Embeds elements and calls functions. `close` closes it.
+    `close` closes the target.
     """
 
     def __init__(self, target_executor: flf.Executor) -> None:

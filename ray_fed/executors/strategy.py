@@ -125,4 +125,4 @@ class FederatingStrategy(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release what the strategy started."""
+        """Release everything that the strategy started."""

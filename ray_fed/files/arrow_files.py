@@ -73,7 +73,6 @@ class _Metadata:
 
     @property
     def codec(self) -> str | None:
-        """The compression of a batch's buffers, or None without compression."""
         compression = self._follow(self.batch, 3)
         return _CODECS[self._number(compression, 0, "<b")] if compression else None
 
@@ -99,13 +98,7 @@ class _Metadata:
 
 @dataclasses.dataclass(frozen=True)
 class _Message:
-    """One message of a file.
-
-    Attributes:
-        start: Position in the file.
-        metadata: The metadata.
-        body: Position of the body in the file.
-    """
+    """One message of a file. `start` and `body` are positions in the file."""
 
     start: int
     metadata: _Metadata
@@ -179,11 +172,7 @@ class ArrowFormat(Format):
 
 
 def _measure(file: Any) -> list[tuple[_Message, int]]:
-    """Return the messages of a file, and how many bytes each takes in memory.
-
-    Raises:
-        pyarrow.ArrowInvalid: The file is damaged.
-    """
+    """Return the messages of a file, and how many bytes each takes in memory."""
     try:
         return [(each, _count_bytes(file, each)) for each in _read_messages(file)]
     except (struct.error, IndexError, ValueError) as error:

@@ -79,20 +79,11 @@ class Features:
         missing: Missing,
         table: str,
     ) -> "Features":
-        """Return the features that a user asks for.
+        """Return how columns of a table become elements.
 
-        Args:
-            schema: Schema of arrow with all of the columns.
-            x: Columns of the inputs.
-            y: Columns of the labels, or None without labels.
-            dtypes: Dtype to cast a column to, by name.
-            missing: One of `MISSING`.
-            table: Name of the table in errors.
-
-        Raises:
-            ConfigError: `dtypes` or `missing` has an illegal value.
-            ValueMismatchError: No tensor can hold the values of a column, or columns of
-                different types are stacked.
+        `schema` describes the columns. Raises ConfigError for an illegal value of
+        `dtypes` or `missing`, and ValueMismatchError if no tensor can hold the values
+        of a column, or columns of different types are stacked.
         """
         if missing not in MISSING:
             raise errors.ConfigError(
@@ -137,11 +128,6 @@ def _name_columns(name: str, x: ColumnNames, y: ColumnNames | None) -> str:
 
 
 def _read_dtypes(given: object) -> dict[str, np.dtype[Any]]:
-    """Return the NumPy dtype of each column in `dtypes`.
-
-    Raises:
-        ConfigError: It is not a mapping, or NumPy has no such dtype.
-    """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -163,8 +149,6 @@ def _read_dtypes(given: object) -> dict[str, np.dtype[Any]]:
 
 
 class _Columns:
-    """Finds the types of columns in a schema."""
-
     def __init__(
         self, schema: Any, casts: Mapping[str, np.dtype[Any]], table: str
     ) -> None:
@@ -253,11 +237,7 @@ class _Columns:
 
 
 def check_columns(names: Sequence[str], found: Sequence[str], table: str) -> None:
-    """Raise unless a table has one column of each name.
-
-    Raises:
-        ConfigError: A column is missing, or its name is not unique.
-    """
+    """Raise ConfigError unless a table has one column of each name."""
     for name in names:
         if name not in found:
             raise missing_column(name, found, table)
@@ -299,14 +279,8 @@ def _no_columns(found: object) -> errors.ConfigError:
 def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
     """Return the rows of a client as a sequence, without a copy if possible.
 
-    Args:
-        features: How rows become elements.
-        table: Table of arrow with the columns, from `decoded_table`.
-        client: Id of the client, for errors.
-
-    Raises:
-        ValueMismatchError: A cell is null or NaN, does not fit the dtype that it is
-            cast to, or a list has another length than its column's type.
+    `table` comes from `decoded_table`. Raises ValueMismatchError for a cell that is
+    null or NaN or does not fit its dtype, or a list of another length.
     """
     if features.missing == "drop":
         table = table.filter(find_whole(table))
@@ -364,7 +338,6 @@ class _Cells:
         self._client = client
 
     def read(self, leaf: Leaf) -> Column:
-        """Return a tensor of all rows."""
         if leaf.shape == (None,):
             return self._ragged(leaf.columns[0], leaf)
         arrays = [self._fixed(name, leaf) for name in leaf.columns]

@@ -1,4 +1,4 @@
-"""What a format of files with tables must do.
+"""The seam of formats of files with tables.
 
     file --look--> columns, size in memory, row groups
          --open--> --batches--> record batches of bounded size, in order

@@ -42,7 +42,12 @@ _STEP_BYTES = 2**20
 
 
 class ArrayReader:
-    """An array in a file. Rows are read when asked for.
+    """An array in a file.
+
+    Rows are read on request.
+
+    The constructor raises ValueError if the file is no array of NumPy, or has another
+    size.
 
     Args:
         file: A file that is opened to read bytes, at the beginning of the array. The
@@ -50,14 +55,9 @@ class ArrayReader:
         num_bytes: Size of the array and its header, or None if the file can tell it.
 
     Attributes:
-        shape: Shape of the array.
         dtype: Dtype of its elements, object if they were pickled.
         num_bytes: Size of the elements.
         row_bytes: Size of the elements in a row.
-
-    Raises:
-        ValueError: The file is not an array in NumPy's format, or its size is not what
-            the header says.
     """
 
     def __init__(self, file: IO[bytes], num_bytes: int | None = None) -> None:
@@ -77,11 +77,7 @@ class ArrayReader:
             )
 
     def read(self) -> NDArray[Any]:
-        """Return the array.
-
-        Raises:
-            ValueError: The array is damaged, or its elements were pickled.
-        """
+        """Return the array, or raise ValueError for a damaged or pickled one."""
         (found,) = self._read_rows([math.prod(self.shape[:1])], self.shape)
         return found
 
@@ -155,14 +151,6 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
 
 
 def read_member(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
-    """Read an array of an archive.
-
-    Args:
-        archive: An archive that is opened to read.
-        member: Whole name of the array, such as `x.npy`.
-
-    Raises:
-        One of DAMAGES: The archive has no such member, or the array is damaged.
-    """
+    """Read an array such as `x.npy` of an archive, or raise one of DAMAGES."""
     with archive.open(member) as file:
         return ArrayReader(file, archive.getinfo(member).file_size).read()

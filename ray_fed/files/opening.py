@@ -35,12 +35,7 @@ _OTHER_KINDS = {
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a regular file to read bytes, and refuse anything else.
 
-    Opening a FIFO or a device can wait for ever, or have effects.
-
-    Raises:
-        TypeError: `path` is not a path.
-        FileNotFoundError: There is nothing at the path.
-        OSError: The file cannot be opened, or is not a regular file.
+    Opening a FIFO or a device can wait forever, or have effects.
     """
     try:
         status = os.stat(os.fspath(path))  # noqa: PTH116 (it names what `os.open` would open)
@@ -66,9 +61,6 @@ def expand_home(path: str | os.PathLike[str]) -> str:
     """Return a local path with `~` or `~name` replaced by the home of that user.
 
     The name of an unknown user is not replaced.
-
-    Raises:
-        ConfigError: `path` is not a path.
     """
     given: Any = path
     if not isinstance(given, str | os.PathLike):
@@ -104,9 +96,7 @@ def _protocols_of(uri: str) -> list[str]:
 class DataFile:
     """A file that a computation reads.
 
-    Attributes:
-        uri: A path or a URI, without the column.
-        column: The column to read, or None for the columns of the declared type.
+    `uri` has no column. A `column` of None means the columns of the declared type.
     """
 
     uri: str
@@ -116,8 +106,7 @@ class DataFile:
     def parse(cls, name: str) -> Self:
         """Return the file and the column of a name.
 
-        Raises:
-            UnsupportedError: Files of this protocol may not be read here.
+        Raises UnsupportedError if files of its protocol are not allowed here.
         """
         uri, _, column = name.rpartition("#") if "#" in name else (name, "", "")
         legal = [*_OPEN_PROTOCOLS, *read_limits.limits().protocols]
@@ -138,9 +127,7 @@ class DataFile:
     def open(self) -> Any:
         """Open the file to read bytes.
 
-        Raises:
-            MissingFileError: The file is missing, or may not be read.
-            UnsupportedError: A package that fsspec needs for the URI is not installed.
+        Raises MissingFileError, or UnsupportedError if a package for fsspec is missing.
         """
         try:
             filesystem, path = locate(self.uri)
@@ -209,11 +196,7 @@ class DataFile:
 
 
 def locate(uri: str) -> tuple[Any, str]:
-    """Return the file system of fsspec for a path or a URI, and the path in it.
-
-    Raises:
-        UnsupportedError: A package that fsspec needs for the URI is not installed.
-    """
+    """Return the file system of fsspec for a path or a URI, and the path in it."""
     from fsspec.core import url_to_fs
 
     try:
@@ -229,8 +212,7 @@ def locate(uri: str) -> tuple[Any, str]:
 def expand_pattern(uri: str) -> list[str]:
     """Return the files that a glob pattern matches, sorted, or else the URI itself.
 
-    Raises:
-        FileNotFoundError: No file matches.
+    Raises FileNotFoundError if no file matches.
     """
     if not set("*?[").intersection(uri) or "::" in uri:
         return [uri]

@@ -98,8 +98,8 @@ def _count_group_bytes(
 ) -> NDArray[np.int64]:
     """Return how many bytes some columns of each row group take in memory.
 
-    The size in the file says little: a column of zeros takes none, whatever the number
-    of its values. Strings count as they are encoded.
+    The size in the file says little: a column of zeros takes no bytes. Strings count as
+    they are encoded.
     """
     schema = metadata.schema
     indices = [

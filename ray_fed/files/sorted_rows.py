@@ -59,14 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SortedRows(ClientSource):
-    """The rows of files, sorted by client. A client's rows keep their order.
-
-    Args:
-        files: Files of the table.
-        features: How rows become elements.
-        client: The column of ids.
-        index: The clients.
-    """
+    """The rows of files, sorted by client. A client's rows keep their order."""
 
     def __init__(
         self, files: TableFiles, features: Features, client: str, index: ClientIndex
@@ -167,7 +160,7 @@ class SortedRows(ClientSource):
     ) -> Iterator[tuple[Any, dict[str, str] | None]]:
         """Yield the rows of each client as a record batch of tensors, and metadata.
 
-        If a cell does not fit, the metadata have the error, which is raised when the
+        If a cell does not fit, the metadata has the error, which is raised when the
         client is read.
         """
         clients = range(int(positions[0]), int(positions[-1]) + 1)
@@ -244,7 +237,6 @@ class _Buckets:
         self._files: dict[int, tuple[IO[bytes], Any]] = {}
 
     def add(self, positions: NDArray[np.int32], rows: Any) -> None:
-        """Write rows of clients, in any order."""
         rows = rows.append_column(_POSITION, pyarrow.array(positions))
         buckets = self._bucket_of[positions]
         if len(self._bucket_of) and self._bucket_of[-1]:
@@ -350,8 +342,7 @@ def _forget(token: str) -> None:
 def _lock(file: int) -> bool:
     """Lock a file, and return whether no other process has a lock.
 
-    Raises:
-        ClusterError: The caller no longer waits for the rows.
+    Raises ClusterError if the caller no longer waits for the rows.
     """
     while True:
         for kind in (fcntl.LOCK_EX, fcntl.LOCK_SH):

@@ -38,22 +38,14 @@ _KINDS = {"INT": "INTEGER", "CHAR": "TEXT", "CLOB": "TEXT", "TEXT": "TEXT"}
 class SqliteRows:
     """Serialized examples by client, in one split or in all.
 
-    An index of the file finds a client's rows. If the file has none, the ids of all
-    rows are read once.
-
-    Args:
-        path: Path of the file, which every worker opens.
-        split_name: Split of the clients; None takes all splits.
+    An index of the file finds a client's rows. Without an index, the ids of all rows
+    are read once. Every worker opens `path`. Raises MissingFileError,
+    ValueMismatchError for another schema, and ConfigError for a split without clients.
 
     Attributes:
-        split_name: The split of the clients, or None.
+        split_name: The split of the clients, or None for all splits.
         ids: Ids of the clients, in ascending order.
-        sizes: i64[clients], the number of examples that the file says each client has.
-
-    Raises:
-        MissingFileError: The file is missing.
-        ValueMismatchError: The file has another schema.
-        ConfigError: The split has no client.
+        sizes: i64[clients], the file's own counts of each client's examples.
     """
 
     def __init__(self, path: str, split_name: str | None) -> None:
@@ -76,10 +68,8 @@ class SqliteRows:
     def read(self, position: int) -> list[bytes]:
         """Return the serialized examples of a client, in the order of the file.
 
-        Raises:
-            MissingFileError: The file is missing.
-            ValueMismatchError: The file cannot be read, an example is not bytes, or the
-                number of the client's examples is not what the file says.
+        Raises ValueMismatchError if an example is not bytes, or the file has another
+        number of examples than its counts say.
         """
         with self._connect() as connection:
             if self._row_ids is None:

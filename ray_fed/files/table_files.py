@@ -56,12 +56,10 @@ class _File:
     """One file of a table.
 
     Attributes:
-        path: Path in the file system of the table.
         keys: Columns from the names of the file's folders (hive).
         num_bytes: About how many bytes the columns of the table take in memory.
         group_sizes: See `FileFacts`.
         digest: See `FileFacts`.
-        size: Size of the file in bytes.
         modified_ns: Time of the last change. None if the file system does not have it.
         host: Name of the machine that looked at the file.
     """
@@ -79,23 +77,17 @@ class _File:
 class TableFiles:
     """The rows of one file, of several, or of folders, as one table.
 
+    The constructor raises MissingFileError, ValueMismatchError for another format or a
+    type that changes between files, and ConfigError for a missing column.
+
     Args:
         uris: Files, folders and glob patterns, in one file system.
-        kind: Format of the files.
         columns: Columns that each file must have, with one type in all files.
         ids: The column of ids, and how they are read.
 
     Attributes:
-        kind: Format of the files.
-        label: Name of the table in errors.
         schema: Columns of files and folders, as a schema of arrow.
         files: The files, in the order of their paths.
-
-    Raises:
-        MissingFileError: There is no file, or it may not be read.
-        ValueMismatchError: A file has another format, or the type of a column changes
-            between files.
-        ConfigError: A column is missing, or its name is not unique.
     """
 
     def __init__(
@@ -238,10 +230,8 @@ class TableFiles:
     def _reading(self, path: str) -> Generator[None]:
         """Name the file in errors of arrow.
 
-        Raises:
-            MissingFileError: The file is not there.
-            ValueMismatchError: The file is damaged, has another format, or a cell that
-                is not of the type of its column.
+        A missing file raises MissingFileError. A damaged file or a cell of another type
+        raises ValueMismatchError.
         """
         try:
             yield
@@ -283,9 +273,7 @@ class TableFiles:
     def batches(self, columns: Sequence[str]) -> Iterator[Any]:
         """Yield columns of all rows, in order, as tables of bounded size.
 
-        Raises:
-            MissingFileError: A file is gone.
-            ValueMismatchError: A file is damaged, or has changed.
+        Raises MissingFileError, or ValueMismatchError for a damaged or changed file.
         """
         for number in range(len(self.files)):
             with self.open(number) as opened:
@@ -322,12 +310,9 @@ class TableFiles:
     ) -> Iterator[Any]:
         """Yield columns of a file's rows, in order, as tables of bounded size.
 
-        Args:
-            opened: What `open` returned.
-            number: Index of the file.
-            columns: Names of the columns.
-            groups: Indices of the row groups to read; None reads all.
-            schema: Types to read columns by; None takes the types of the table.
+        `opened` is the result of `open` for the file with the index `number`. `groups`
+        are the row groups to read, or None for all. `schema` replaces the types of the
+        table.
         """
         file, columns = self.files[number], list(dict.fromkeys(columns))
         names = [name for name in columns if name not in file.keys]
@@ -357,9 +342,8 @@ class TableFiles:
     def index(self) -> ClientIndex:
         """Return the clients, with the number of rows of each.
 
-        Raises:
-            ValueMismatchError: A row has no client, or two ids that differ as text are
-                one whole number.
+        Raises ValueMismatchError if a row has no client, or if two ids that differ as
+        text are one whole number.
         """
         name, field = self._ids.name, self.schema.field(self._ids.name)
         chunks: Iterator[Any] = self.read_column(name)

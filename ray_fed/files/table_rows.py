@@ -41,13 +41,8 @@ _MERGED_IDS = 2**18
 class IdColumn:
     """The column of clients' ids, and how ids are read.
 
-    Attributes:
-        name: The name of the column.
-        id_type: `str` reads ids as text, `int` as whole numbers, and None as the column
-            has them.
-
-    Raises:
-        ConfigError: `id_type` has another value.
+    `id_type` is `str` for text, `int` for whole numbers, and None for the column's own
+    type. Another value raises ConfigError.
     """
 
     name: str
@@ -72,14 +67,8 @@ class IdColumn:
     def cast(self, table: Any, label: str) -> Any:
         """Return a table of arrow whose column of ids has the type `id_type`.
 
-        A table without the column is returned unchanged.
-
-        Args:
-            table: The table of arrow, as `decoded_table` returns it.
-            label: Name of the table in errors.
-
-        Raises:
-            ValueMismatchError: A value cannot be read as `id_type`.
+        A table without the column is returned unchanged. Raises ValueMismatchError if a
+        value cannot be read as `id_type`.
         """
         if self.name not in table.column_names or self.id_type is None:
             return table
@@ -105,13 +94,8 @@ class IdColumn:
     def key_of(self, key: Any, text: str, label: str) -> Any:
         """Return the id in the name of a folder.
 
-        Args:
-            key: The id as arrow reads it, or None.
-            text: The id as text, from the name of the folder.
-            label: Name of the table in errors.
-
-        Raises:
-            ValueMismatchError: `id_type` is `int`, and the text is not a whole number.
+        `key` is the id as arrow reads it, or None, and `text` is its text. Raises
+        ValueMismatchError if `id_type` is `int` and the text is no whole number.
         """
         if self.id_type is None or key is None:
             return key
@@ -160,10 +144,6 @@ class Spellings:
     """Texts of the ids in a CSV file that arrow reads as whole numbers.
 
     `007` and `7` are one number, but may be two clients.
-
-    Args:
-        ids: The column of ids.
-        label: Name of the table in errors.
     """
 
     def __init__(self, ids: IdColumn, label: str) -> None:
@@ -171,11 +151,7 @@ class Spellings:
         self._odd: Counter[tuple[int, str]] = Counter()  # rows with ids like `007`
 
     def to_numbers(self, texts: Any) -> Any:
-        """Return the numbers of some rows' ids.
-
-        Raises:
-            ValueMismatchError: A row has no number.
-        """
+        """Return the numbers of some rows' ids, or raise ValueMismatchError."""
         try:
             numbers = _trimmed(texts).cast(pyarrow.int64())
         except pyarrow.ArrowException:
@@ -199,11 +175,7 @@ class Spellings:
         )
 
     def check(self, index: "ClientIndex") -> None:
-        """Raise if two texts are one number, or warn if a text such as `007` is lost.
-
-        Raises:
-            ValueMismatchError: Two texts are one number.
-        """
+        """Raise if two texts are one number, or warn if a text like `007` is lost."""
         if not self._odd:
             return
         sizes = dict(zip(index.ids, index.sizes.tolist(), strict=True))
@@ -256,7 +228,6 @@ class ClientIndex:
     """The clients of a table, in the order of their ids, and their rows.
 
     Attributes:
-        ids: Ids of the clients.
         arrow_ids: The ids as an array of arrow.
         sizes: i64[clients], the number of rows of each client.
         is_sorted: Whether the rows of the table are in the order of the ids.
@@ -278,8 +249,7 @@ class ClientIndex:
     def positions_of(self, column: Any) -> NDArray[np.int32] | None:
         """Return the position of each row's client, or None if an id is unknown.
 
-        Args:
-            column: Ids of rows, as an array of arrow, `decoded`.
+        `column` is an array of arrow, `decoded`.
         """
         found = pyarrow.compute.index_in(column, value_set=self.arrow_ids)
         return None if found.null_count else found.to_numpy()
@@ -298,14 +268,9 @@ class ClientIndex:
 def index_clients(chunks: Iterable[Any], name: str, table: str) -> ClientIndex:
     """Return the clients of a column of ids, with the number of rows of each.
 
-    Args:
-        chunks: Arrays of arrow with the ids of successive rows.
-        name: Name of the column, for errors.
-        table: Name of the table in errors.
-
-    Raises:
-        ValueMismatchError: A row has no id, the column has a type that ids cannot have,
-            or there is no row.
+    `chunks` are arrays of arrow with the ids of successive rows. Raises
+    ValueMismatchError if there is no row, a row has no id, or ids cannot have the
+    column's type.
     """
     counts: list[Any] = []
     num_rows, num_ids, most_ids = 0, 0, _MERGED_IDS
@@ -345,13 +310,8 @@ def _add_up(counts: Sequence[Any]) -> Any:
 class Opened:
     """A holder of a value that one process opens, such as a reader of a file.
 
-    A pickled copy is empty, so another process opens the value again.
-
-    Attributes:
-        lock: The lock that guards the other attributes.
-        value: The open value, or None before it is opened.
-        end: The finalizer that removes the file of this process. None if the process
-            makes no file.
+    A pickled copy is empty, so another process opens the value again. `lock` guards the
+    other attributes. `end` removes the file of this process, if it makes one.
     """
 
     def __init__(self) -> None:
@@ -386,16 +346,10 @@ TABLE = "the table"
 def to_arrow(table: Any, columns: Iterable[str]) -> Any:
     """Return columns of a table in memory as a table of arrow.
 
-    Dictionary-encoded columns are decoded, see `decoded_table`.
-
-    Args:
-        table: A `pyarrow.Table`, a `pandas.DataFrame`, or a mapping from names to
-            columns.
-        columns: The names of the columns.
-
-    Raises:
-        ValueMismatchError: It is not a table, or arrow has no type for a column.
-        ConfigError: A column is missing, or its name is not unique.
+    `table` is a `pyarrow.Table`, a `pandas.DataFrame`, or a mapping from names to
+    columns. Dictionary-encoded columns are decoded. Raises ValueMismatchError for
+    another table or a column without a type in arrow, and ConfigError for a missing
+    column.
     """
     names = list(dict.fromkeys(columns))
     check_columns(names, _column_names(table), TABLE)

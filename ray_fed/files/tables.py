@@ -51,11 +51,7 @@ class ColumnSpec:
 
 
 class NumpyTable:
-    """The arrays of an npz file, or the array of an npy file. Rows come first.
-
-    Attributes:
-        specs: The type of each column, by name.
-    """
+    """The arrays of an npz file, or the array of an npy file. Rows come first."""
 
     def __init__(self, file: DataFile) -> None:
         self._file = file
@@ -71,10 +67,8 @@ class NumpyTable:
     def read(self, names: Sequence[str], max_bytes: float) -> Iterator[list[Cells]]:
         """Open the file again, and yield chunks: the cells of each column.
 
-        Args:
-            names: Names of the columns.
-            max_bytes: Size of a chunk. If it is infinite, there is one chunk, and
-                columns may have different numbers of rows.
+        If `max_bytes` is infinite, there is one chunk, and columns may have different
+        numbers of rows.
         """
         with self._arrays(names) as found:
             arrays = [found[name] for name in names]
@@ -134,12 +128,7 @@ class ArrowTable:
     """Rows of a file in one of arrow's formats.
 
     Elements of struct columns are columns, named with dots. Text is read by the
-    declared types.
-
-    Args:
-        file: The file.
-        kind: Format of the file.
-        leaves: Type of each declared column, by name. "" is the only column.
+    declared types in `leaves`. There, "" is the only column.
     """
 
     def __init__(

@@ -89,13 +89,9 @@ class TextFormat(Format):
     def _decompress(self, file: Any, num_bytes: float = math.inf) -> Any:
         """Return a file, or a decompressed copy of it if it is compressed.
 
-        Args:
-            file: The file, at its beginning. It is closed if it is compressed.
-            num_bytes: About how many bytes to decompress, in whole lines.
-
-        Raises:
-            UnsupportedError: The file is compressed in a way that is not supported.
-            ResourceError: The temporary folder has no room.
+        A compressed file is closed. About `num_bytes` are decompressed, in whole lines.
+        Raises UnsupportedError for an unknown compression, and ResourceError if the
+        temporary folder is full.
         """
         begin = bytes(file.read(_MAGIC_BYTES))
         file.seek(0)

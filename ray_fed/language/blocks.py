@@ -30,10 +30,9 @@ _CACHED_TYPES = 1024
 class Function:
     """A serialized function with the values that it captures.
 
-    Attributes:
-        computation: A serialized `pb.Computation` of a functional type. The free
-            references of a lambda are the names in `captured`.
-        captured: (name, serialized type, plain value) of each free reference.
+    `computation` is a serialized `pb.Computation` of a functional type. The free
+    references of a lambda are the names in `captured`, which has the name, serialized
+    type and plain value of each.
     """
 
     computation: bytes
@@ -46,11 +45,7 @@ class Function:
 
 @contextlib.contextmanager
 def depth_in_words() -> Generator[None]:
-    """Translate protobuf's error for messages that nest too deeply.
-
-    Raises:
-        CompileError: protobuf refused a message in the `with` block.
-    """
+    """Replace protobuf's error for messages that nest too deeply by a CompileError."""
     try:
         yield
     except message.DecodeError as error:
@@ -65,8 +60,7 @@ def depth_error() -> errors.CompileError:
 def parse_block(serialized: bytes) -> fl.framework.ComputationBuildingBlock:
     """Return the building block of a serialized `pb.Computation`.
 
-    Raises:
-        CompileError: The bytes are damaged, or nest deeper than protobuf reads.
+    Raises CompileError if the bytes are damaged, or nest deeper than protobuf reads.
     """
     proto = pb.Computation()
     try:
@@ -87,11 +81,7 @@ def parse_block(serialized: bytes) -> fl.framework.ComputationBuildingBlock:
 
 
 def serialize(block: fl.framework.ComputationBuildingBlock) -> bytes:
-    """Return a building block as a deterministic `pb.Computation`.
-
-    Raises:
-        CompileError: The block nests deeper than protobuf writes or reads.
-    """
+    """Return a building block as a deterministic `pb.Computation`."""
     with depth_in_words():
         return block.to_proto().SerializeToString(deterministic=True)
 
@@ -153,9 +143,7 @@ def parse_type(serialized: bytes) -> fl.Type:
 def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
     """Return the building block of a file: its URI as a `google.protobuf.StringValue`.
 
-    Args:
-        uri: URI of the file. The text after a `#` is the name of a column.
-        type_spec: Type of the value in the file.
+    The text after a `#` in the URI is the name of a column.
     """
     content = any_pb2.Any()
     content.Pack(wrappers_pb2.StringValue(value=uri), deterministic=True)
@@ -163,11 +151,7 @@ def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
 
 
 def data_uri(block: fl.framework.Data) -> str:
-    """Return the URI of a data block.
-
-    Raises:
-        UnsupportedError: The block has other content.
-    """
+    """Return the URI of a data block, or raise UnsupportedError for other content."""
     packed = wrappers_pb2.StringValue()
     if not block.content.Unpack(packed):
         raise errors.UnsupportedError(
@@ -180,8 +164,7 @@ def data_uri(block: fl.framework.Data) -> str:
 def to_block(value: object) -> fl.framework.ComputationBuildingBlock | None:
     """Return a computation of any class as a building block, or None for other values.
 
-    Raises:
-        UnsupportedError: The value is a message with an unknown kind of computation.
+    Raises UnsupportedError for a message with an unknown kind of computation.
     """
     match value:
         case fl.framework.ComputationBuildingBlock():
@@ -251,12 +234,9 @@ def operand_name(
 ) -> str | None:
     """Return a name for an operand, for the key of its random numbers.
 
-    Two calls in one struct draw different numbers, as two locals do. The result is None
-    for an operand without calls, which cannot draw.
-
-    Args:
-        operand: An element of a struct, or another block inside a block.
-        where: Position of the operand: the index of an element, or a word.
+    Two calls in one struct draw different numbers, as two locals do. `where` is the
+    index of an element, or a word. The result is None for an operand without calls,
+    which cannot draw.
     """
     while isinstance(operand, fl.framework.Selection):
         operand = operand.source

@@ -138,15 +138,12 @@ def _averaged(
 
 
 def _modular_sum(member: fl.Type, modulus: fl.Type) -> Aggregation:
-    """Return the aggregation of a modular sum. Its partials contain the moduli.
+    """Return the aggregation of a modular sum.
 
-    Args:
-        member: Type of a client's value. All tensors are integers.
-        modulus: Type of the modulus: one for all tensors, or one for each.
+    Its partials contain the moduli.
 
-    Raises:
-        CompileError: A tensor does not have integers, or the number of moduli is
-            neither one nor the number of tensors.
+    There is one modulus for all tensors, or one for each. Raises CompileError for
+    another number, or for a tensor that is not of integers.
     """
     tensors = cast("list[fl.TensorType]", trees.leaf_types(member))
     moduli = cast("list[fl.TensorType]", trees.leaf_types(modulus))

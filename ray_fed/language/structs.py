@@ -27,11 +27,7 @@ def iter_elements(value: Struct[_T]) -> Iterator[tuple[str | None, _T]]:
 
 
 def to_struct(elements: object) -> Struct[Any]:
-    """Return any container of elements as a struct with one level.
-
-    Raises:
-        ValueMismatchError: `elements` is not a container.
-    """
+    """Return any container of elements as a struct with one level."""
     if isinstance(elements, Struct):
         return cast("Struct[Any]", elements)
     try:
@@ -46,21 +42,11 @@ def to_struct(elements: object) -> Struct[Any]:
 def struct_elements(
     value: object, type_spec: fl.StructType, label: str = "value"
 ) -> list[tuple[fl.Type, str, Any]]:
-    """Split a Python container into the elements that its type declares.
+    """Split a Python container into the (type, label, element)s of its type, in order.
 
     If the container and the type have names, elements are matched by name. A container
-    without names is matched by position.
-
-    Args:
-        value: A struct, mapping, named tuple, attrs or dataclass object, list or tuple.
-        type_spec: Type of the value.
-        label: Name of the value in errors.
-
-    Returns:
-        (type, label, element) of each element, in the order of the type.
-
-    Raises:
-        ValueMismatchError: The container has other elements than its type.
+    without names is matched by position. Raises ValueMismatchError if the container has
+    other elements than its type.
     """
     names = [name for name, _ in type_spec.items()]
     found_names, elements = _container_items(value, type_spec, label)

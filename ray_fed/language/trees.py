@@ -45,7 +45,7 @@ def is_unstructured(type_spec: fl.Type) -> bool:
 def leaf_types(
     type_spec: fl.Type | None, is_leaf: IsLeaf = is_no_struct
 ) -> list[fl.Type]:
-    """Return the types of all leaves. No type, as of no argument, has none."""
+    """Return the types of all leaves. A type of None has no leaves."""
     if type_spec is None:
         return []
     if is_leaf(type_spec):
@@ -120,7 +120,7 @@ def map_types(function: Callable[[Any], fl.Type], type_spec: fl.Type) -> fl.Type
 
 
 def count_bytes(type_spec: fl.Type) -> int | None:
-    """Return the number of bytes of a value, or None if its type leaves it open."""
+    """Return the number of bytes of a value, or None if its type does not fix it."""
     num_bytes = 0
     for leaf in leaf_types(type_spec):
         dtype, shape = getattr(leaf, "dtype", np.str_), getattr(leaf, "shape", None)

@@ -57,11 +57,7 @@ def is_placed_struct(type_spec: fl.Type) -> bool:
 
 
 def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
-    """Raise unless a value of type `source` is assignable to the type `target`.
-
-    Raises:
-        ValueMismatchError: It is not assignable.
-    """
+    """Raise ValueMismatchError unless `source` is assignable to `target`."""
     if not target.is_assignable_from(source):
         raise errors.ValueMismatchError(
             f"Expected {label} of type `{target}`, found `{source}`."
@@ -71,8 +67,7 @@ def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
 def narrow(value: object, cls: type[_T], label: str) -> _T:
     """Return an embedded value as a `cls`, the class of values of the executor `label`.
 
-    Raises:
-        ValueMismatchError: Another executor embedded the value.
+    Raises ValueMismatchError if another executor embedded the value.
     """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
@@ -83,16 +78,7 @@ def narrow(value: object, cls: type[_T], label: str) -> _T:
 
 
 def check_kind(value: object, cls: type[_T], name: str) -> _T:
-    """Return an argument of a caller as a `cls`.
-
-    Args:
-        value: The argument.
-        cls: The class that it must have.
-        name: Name of the argument, for the error.
-
-    Raises:
-        ValueMismatchError: The argument has another class.
-    """
+    """Return an argument of a caller as a `cls`, or raise ValueMismatchError."""
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
             f"Expected `{name}` to be of the class `{cls.__name__}`, found"
@@ -104,9 +90,7 @@ def check_kind(value: object, cls: type[_T], name: str) -> _T:
 def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int:
     """Return the position of a struct's element that an index or a name selects.
 
-    Raises:
-        ValueMismatchError: The type is not a struct, or has no such element.
-        UnsupportedError: Both `index` and `name` are given, or neither.
+    Raises UnsupportedError unless exactly one of them is given.
     """
     if (index is None) == (name is None):
         raise errors.UnsupportedError(
@@ -130,11 +114,7 @@ def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int
 def check_argument(
     type_spec: fl.FunctionType, argument: fl.framework.ExecutorValue | None
 ) -> None:
-    """Raise unless a function of the type accepts the argument.
-
-    Raises:
-        ValueMismatchError: It does not accept the argument.
-    """
+    """Raise ValueMismatchError unless a function of the type accepts the argument."""
     if type_spec.parameter is None and argument is not None:
         raise errors.ValueMismatchError(
             f"Expected no argument for `{type_spec}`, found one of type"
@@ -149,11 +129,7 @@ def check_argument(
 
 
 def check_no_argument(type_spec: fl.FunctionType, arg: object) -> None:
-    """Raise if there is an argument for a function that takes none.
-
-    Raises:
-        ValueMismatchError: There is an argument.
-    """
+    """Raise ValueMismatchError for an argument of a function that takes none."""
     if type_spec.parameter is None and arg is not None:
         raise errors.ValueMismatchError(
             f"Expected no argument for `{type_spec}`, found {show(arg)}."
@@ -163,14 +139,8 @@ def check_no_argument(type_spec: fl.FunctionType, arg: object) -> None:
 def check_count(value: object, name: str, least: int = 1) -> int:
     """Return a count that a caller passed, as an int.
 
-    Args:
-        value: The argument.
-        name: Name of the argument, for the error.
-        least: Smallest legal value.
-
-    Raises:
-        CardinalityError: The value is below `least`.
-        ValueMismatchError: The value is not a whole number.
+    Raises CardinalityError for a value below `least`, and ValueMismatchError for a
+    value that is not a whole number.
     """
     if isinstance(value, int | float | np.number) and value < least:
         raise errors.CardinalityError(
@@ -189,16 +159,9 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def read_whole(name: str, value: object, least: int, most: int | None = None) -> int:
-    """Return a setting that a user passed, as an int.
+    """Return a setting that a user passed, as an int, or raise ConfigError.
 
-    Args:
-        name: Name of the setting, for the error.
-        value: The setting.
-        least: Smallest legal value.
-        most: Largest legal value; None if there is none.
-
-    Raises:
-        ConfigError: The setting is not a whole number, or out of its range.
+    It must be a whole number from `least` to `most`.
     """
     if not is_whole(value) or value < least or (most is not None and value > most):
         within = f"of at least {least}" if most is None else f"from {least} to {most}"

@@ -137,10 +137,8 @@ class Privacy(abc.ABC):
 class Mechanism(NamedTuple):
     """One kind of round or pass that an accountant composes.
 
-    Attributes:
-        noise_multiplier: See `Privacy`.
-        sampling_probability: See `SampledGaussian`; None for a tree.
-        num_steps: The rounds of a tree; None for a sampled round.
+    `sampling_probability` is None for a tree, and `num_steps` is None for a sampled
+    round.
     """
 
     noise_multiplier: float
@@ -331,7 +329,7 @@ def check_cohorts(clients_per_round: Any, num_clients: Any, delta: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet_accountant() -> Generator[None]:
-    """Hide a log line about orders of the accountant that have no bound."""
+    """Hide the accountant's log line about orders without a bound."""
     logger = logging.getLogger("absl")
 
     def is_other(record: logging.LogRecord) -> bool:

@@ -1,7 +1,7 @@
-"""What a client has: the same number of rows in inputs and labels of a batch.
+"""Checks that inputs and labels of a client's batch have the same number of rows.
 
-Lists, and values of `ClientData` that are at hand, are looked at here; what a function
-loads is when a worker reads it. Files are not looked at.
+Lists, and values of `ClientData` in memory, are checked here. The result of a function
+is checked when a worker reads it. Files are not checked.
 """
 
 import logging
@@ -20,14 +20,10 @@ _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
 class BatchCaster:
-    """Makes numbers in lists of batches of the types that a process takes.
+    """Casts numbers in lists of batches to the types that a process takes.
 
-    Args:
-        process: of typed computations; batches of another one are left as they are.
-        cast: whether it casts; None: it does, and says so once.
-
-    Attributes:
-        member: the type of what one client has; None where that is not known.
+    Batches of an untyped process stay as they are. If `cast` is None, it casts and logs
+    this once. `member` is the type of one client's data, or None if it is unknown.
     """
 
     def __init__(self, process: Any, *, cast: bool | None) -> None:
@@ -40,7 +36,10 @@ class BatchCaster:
         self._is_silent = bool(cast)
 
     def __call__(self, batches: Any) -> Any:
-        """Return batches; those that stay, such as a reference, as the same object."""
+        """Return cast batches.
+
+        Other values, such as a reference, are returned as is.
+        """
         if self._type is None or not isinstance(batches, list):
             return batches
         before = cast("list[Any]", batches)
@@ -76,7 +75,7 @@ class BatchCaster:
             else (made == value)
         )
         if not np.all(is_kept):
-            return value  # and is refused
+            return value  # it is refused later
         if not self._is_silent:
             self._is_silent = True
             _logger.warning(
@@ -107,13 +106,8 @@ def detach(batches: Any) -> Any:
 def check_clients(data: object, member: fl.Type | None) -> None:
     """Check that data has a list of batches, or a reference, for each client.
 
-    Args:
-        data: The data of the clients. The batches in lists are not checked here.
-        member: The type of one client's data, or None if it is not known.
-
-    Raises:
-        ConfigError: `data` is a table.
-        ValueMismatchError: A client has a value of another type.
+    The batches in lists are not checked here. Raises ConfigError for a table, and
+    ValueMismatchError for a client's value of another type than `member`.
     """
     if hasattr(data, "columns") and hasattr(data, "iloc"):
         raise errors.ConfigError(
@@ -143,14 +137,8 @@ def check_clients(data: object, member: fl.Type | None) -> None:
 def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> None:
     """Raise unless inputs and labels of each batch have one number of rows.
 
-    Logs a warning of labels that are not a number.
-
-    Args:
-        clients: what each has, by index.
-        ids: of all clients; none where they have no ids.
-
-    Raises:
-        ValueMismatchError: a batch has several; client and batch are named.
+    `clients` has clients' batches by index. Labels that are NaN log a warning. The
+    ValueMismatchError names client and batch.
     """
     for index, batches in clients.items():
         client = f"with the id {ids[index]!r}" if ids else f"`data[{index}]`"
@@ -184,7 +172,7 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
 
 
 def _kind_of_one(value: Any) -> str:
-    """Return what stands where batches belong, and what to do; "" for anything else."""
+    """Describe a value that should be batches, with a remedy, or return ""."""
     if hasattr(value, "iloc"):
         return (
             f"a table of `{type(value).__name__}`: pass one table of all clients to"
@@ -196,14 +184,10 @@ def _kind_of_one(value: Any) -> str:
 
 
 def count_rows(batches: Any) -> Any:
-    """Return what a client has, by sizes: nothing is read for it.
+    """Return the sizes of a client's batches, without reading data.
 
-    Args:
-        batches: of a client.
-
-    Returns:
-        Of a list, the number of rows of each batch, by its first array; None for one
-        without. Of another sequence, its length; None where it has none.
+    For a list, these are the rows of each batch, by its first array, or None without an
+    array. For another sequence, this is its length, or None.
     """
     if not isinstance(batches, list):
         return len(batches) if hasattr(batches, "__len__") else None
@@ -231,7 +215,7 @@ def find_nan(batches: Any) -> str:
 
 
 def _is_nan(value: Any) -> NDArray[np.bool_]:
-    """Return which numbers of an array are NaN; of anything else nothing."""
+    """Return a mask of the NaNs of an array of floats. Others have an empty mask."""
     is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
     return np.isnan(value) if is_float else np.zeros(0, np.bool_)
 

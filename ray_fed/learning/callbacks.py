@@ -1,7 +1,7 @@
 """Callbacks of a run: tables, trackers, saved models and early stopping.
 
 A callback is any object with a method `on_round(record)`. `Callback` has the other
-hooks. When a run begins or is resumed, a callback writes its file anew from the
+hooks. When a run begins or is resumed, a callback writes its whole file from the
 history. So each round has one row, also if the program was killed between a row and a
 checkpoint. A file that is replaced is complete or absent. The libraries of trackers are
 extras, which are imported when a callback is made.
@@ -107,14 +107,12 @@ class ReleaseCallback(Callback):
 
 
 class Callbacks:
-    """All callbacks of a run. Each method raises CallbackError if a callback raises.
+    """All callbacks of a run.
 
-    Args:
-        callbacks: Objects with `on_round`, and release managers.
-        logs: Whether the error of a callback is logged, and the run continues.
+    Each method raises CallbackError if a callback raises.
 
-    Raises:
-        ConfigError: An object is neither.
+    If `logs`, the error is logged instead, and the run continues. An object without
+    `on_round` that is no release manager raises ConfigError.
     """
 
     def __init__(self, callbacks: Sequence[Any], *, logs: bool) -> None:
@@ -163,7 +161,7 @@ class Callbacks:
             raise first
 
     def choose_state(self, state: Any) -> Any:
-        """Return the state that the run returns, given the last one."""
+        """Return the state that the run returns, by default the last one."""
         for each in self._callbacks:
             chosen = self._call(each, "choose_state", "as the run ended", state)
             state = state if chosen is None else chosen
@@ -211,11 +209,7 @@ def _as_callback(found: Any) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Generator[pathlib.Path]:
-    """Yield a temporary path, whose file replaces `path` at the end.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
+    """Yield a temporary path, whose file replaces `path` at the end."""
     name = f".{path.stem}.{uuid.uuid4().hex}{path.suffix}"
     temporary = path.with_name(name)
     with telling(path):
@@ -256,7 +250,7 @@ def check_place(path: pathlib.Path) -> None:
 class CSV(Callback):
     """Writes one row for each round to a CSV file.
 
-    The columns are those of `History.rows()`. If a later round has a new metric, such
+    The columns are as in `History.rows()`. If a later round has a new metric, such
     as the first evaluation, the file is written again with the new column.
 
     Args:
@@ -302,7 +296,7 @@ class CSV(Callback):
 class JSONLines(Callback):
     """Writes one JSON object for each round, on its own line.
 
-    The names are those of `History.rows()`. JSON has no NaN and no infinities, so such
+    The names are as in `History.rows()`. JSON has no NaN and no infinities, so such
     numbers, such as a loss without examples, are null.
 
     Args:
@@ -353,7 +347,9 @@ _RISING = (
 
 
 class _Best:
-    """The best value of a metric so far. A later look reads only the new rounds.
+    """The best value of a metric so far.
+
+    A later look reads only the new rounds.
 
     Attributes:
         place: The index of the best round in the history. None if no round has the
@@ -394,11 +390,7 @@ class _Best:
 
 
 def _is_rising(metric: str, mode: str) -> bool:
-    """Return whether a higher value of a metric is better.
-
-    Raises:
-        ConfigError: `mode` is not a mode, or `metric` is not a name.
-    """
+    """Return whether a higher value of a metric is better, or raise ConfigError."""
     expect_name(metric)
     if mode not in ("auto", "min", "max"):
         raise errors.ConfigError(
@@ -634,8 +626,8 @@ class MLflow(Callback):
             self._run_id = run.info.run_id
 
     def _find(self, experiment_id: str) -> str:
-        # MLflow's filter has no escape for quotes: a name with both kinds is looked for
-        # among the latest 1,000 runs.
+        # MLflow's filter cannot escape quotes. A name with both kinds of quotes is
+        # searched among the latest 1,000 runs.
         name, quote = self._run_name, '"' if "'" in self._run_name else "'"
         named = "" if quote in name else f"attributes.run_name = {quote}{name}{quote}"
         runs = self._client.search_runs([experiment_id], named)

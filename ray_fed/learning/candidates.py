@@ -22,11 +22,7 @@ def is_adaptive(sampler: object) -> bool:
 
 
 def build_candidate_evaluation(process: LearningProcess) -> LearningProcess:
-    """Return the evaluation of clients for an adaptive sampler.
-
-    Raises:
-        ConfigError: the process does not say which model it trains.
-    """
+    """Return the evaluation of clients for an adaptive sampler."""
     model = getattr(process, "model", None)
     if model is None:
         raise errors.ConfigError(

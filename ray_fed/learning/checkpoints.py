@@ -63,16 +63,12 @@ class Reached:
 
 
 class RunStorage:
-    """Saves a run and loads it. One thread uses it at a time.
+    """Saves a run and loads it.
 
-    Args:
-        path: A path or a URI of fsspec.
-        num_to_keep: The number of states to keep, >= 1. None: all.
-        clients: The store of clients' values, still empty. None if clients keep none.
+    One thread uses it at a time.
 
-    Raises:
-        UnsupportedError: fsspec cannot use the path here.
-        StorageError: The path names an archive that cannot be opened.
+    `clients` is the empty store of clients' values, or None if clients keep no values.
+    All states are kept if `num_to_keep` is None.
     """
 
     def __init__(
@@ -104,18 +100,12 @@ class RunStorage:
         first_number: int,
         start: str | None = None,
     ) -> tuple[Reached | None, int]:
-        """Return the saved run, and note that this run continues it.
+        """Return the saved run and the number of its call of round 0, and continue it.
 
-        Args:
-            identity: The fingerprint of this run.
-            state: The initial state. Saved states are read in its structure.
-            first_number: The number of the call of round 0 if nothing is saved.
-            start: A digest of the values that the run begins with if nothing is saved,
-                or None for those of `initialize`.
-
-        Returns:
-            A pair of the saved run and the number of the call of its round 0. The saved
-            run is None if no round was saved.
+        The run is None if no round was saved. Saved states are read in the structure of
+        the initial `state`. `first_number` is the number of the first call of a new
+        run. `start` is a digest of the values with which the run begins, or None for
+        the values of `initialize`.
 
         Raises:
             ConfigError: Another run is saved there.
@@ -143,7 +133,7 @@ class RunStorage:
         self.start = start
         self._start = starts + 1 if noted is not None else 0
         self._write_note()
-        if self._is_closed:  # meanwhile: nobody waited
+        if self._is_closed:  # closed meanwhile, so nobody waits
             self._lock.release()
         return saved, first_number
 
@@ -171,9 +161,11 @@ class RunStorage:
                 num_rounds,
                 self._log.where,
             )
+        # A state without the records of all its rounds would lose part of the history.
         values, rounds = self._rounds.read_latest(at_most=num_rounds)
         archives = json.loads(values.pop("clients", b"{}")) if values else {}
-        if self._clients is not None:  # what was lost before a first save goes, too
+        # Without a saved state, this removes values that were lost before a first save.
+        if self._clients is not None:
             self._archives = archives
             try:
                 self._clients.read_archives(archives.get(str(rounds), ()))
@@ -184,6 +176,7 @@ class RunStorage:
                 )
                 raise
         history = History(record for record in records if record.round <= rounds)
+        # The rounds after the state run again, and write their records again.
         self._log.resume(lines[: len(history)])
         self._num_logged = len(history)
         if values is None:
@@ -232,12 +225,8 @@ class RunStorage:
     def save(self, reached: Reached) -> None:
         """Save the progress of a run, unless it is saved already.
 
-        Args:
-            reached: The progress, with at least one round and with plain states.
-
-        Raises:
-            StorageError: It cannot be written, or another run began in its place.
-            ValueMismatchError: A value has a type that cannot be saved.
+        There is at least one round, and states are plain. Raises StorageError if
+        another run began in its place.
         """
         rounds = reached.history[-1].round
         if rounds == self.saved_rounds:
@@ -250,7 +239,7 @@ class RunStorage:
             content["live"] = json.dumps(list(reached.live)).encode()
         if self._clients is not None:
             content["clients"] = self._save_clients(self._clients, rounds)
-        # Records first: a state whose rounds have none would be of no use.
+        # Records first: a state is useless if its rounds have no records.
         self._log.append(map(to_json, reached.history[self._num_logged :]))
         try:
             self._rounds.write_and_keep(rounds, content, self._num_to_keep)
@@ -262,10 +251,9 @@ class RunStorage:
             self._clients.collect({n for kept in self._archives.values() for n in kept})
 
     def _check_place(self) -> None:
-        """Raise if another run began here; begin anew if the folder was removed.
+        """Raise StorageError if another run began here or clients' values were removed.
 
-        Raises:
-            StorageError: Another run began, or values of clients were removed.
+        If the folder was removed, begin again.
         """
         starts = self._starts.find()
         if not starts:
@@ -287,7 +275,7 @@ class RunStorage:
     def _save_clients(self, clients: SavedClientStates, rounds: int) -> bytes:
         """Save the values of clients, and return the archives of each state as JSON."""
         self._archives[str(rounds)] = clients.write_archives()
-        # One more than the states: the oldest goes once the new one is there.
+        # One more than the states: the oldest is removed after the new one is written.
         for old in list(self._archives)[: -1 - (self._num_to_keep or 0)]:
             del self._archives[old]
         return json.dumps(self._archives).encode()
@@ -307,10 +295,8 @@ class FolderLock:
     """A lock on a folder of this machine, which ends with this process.
 
     The folder itself is locked (`flock`), so a killed program leaves no lock behind.
-    Folders on other machines, and on file systems that cannot lock, are not locked.
-
-    Args:
-        path: The folder. None if it is not on a file system of this machine.
+    Folders on other machines (None), and on file systems that cannot lock, are not
+    locked.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -327,7 +313,7 @@ class FolderLock:
         self.release()
         if self._path is None:
             return True
-        with contextlib.suppress(OSError):  # a later write says why
+        with contextlib.suppress(OSError):  # a later write raises the error
             os.makedirs(self._path, exist_ok=True)  # noqa: PTH103
             descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -361,16 +347,8 @@ os.register_at_fork(after_in_child=_release_all)
 def list_runs(path: str) -> dict[str, str]:
     """Return descriptions of the runs at a place, and in its folders, by path.
 
-    Args:
-        path: A `storage_path`, or a folder that contains such paths.
-
-    Returns:
-        One line for each run, sorted by path: rounds, metrics, size and states, or why
-        it cannot be read.
-
-    Raises:
-        ConfigError: No run is saved there.
-        StorageError: The place cannot be read.
+    Each run has one line: rounds, metrics, size and states, or why it cannot be read.
+    Raises ConfigError without a run, and StorageError if the place cannot be read.
     """
     system, root = opening.locate(opening.expand_home(path))
     found = list[Any]()
@@ -426,7 +404,7 @@ _POLL_S = 0.1
 
 
 class Checkpoints:
-    """Saves the latest of the states that it is given, on a thread of its own.
+    """Saves the latest of the states that it receives, on a thread of its own.
 
     Args:
         storage: The storage of the run, which `close` closes. None: nothing is saved.
@@ -446,7 +424,7 @@ class Checkpoints:
         self._read = read
         self._spacing_s = spacing_s
         self._saves_each = spacing_s is None
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._waiting: Reached | None = None
         self._is_saving = self._is_hurried = self._is_closed = False
         self._error: BaseException | None = None
@@ -460,11 +438,11 @@ class Checkpoints:
             ).start()
 
     def add(self, reached: Reached) -> None:
-        """Save a state soon. If several states wait, only the latest is saved.
+        """Save a state soon.
 
-        Raises:
-            StorageError: An earlier state could not be saved. This state is not saved.
-            ValueMismatchError: An earlier state has a value that cannot be saved.
+        If several states wait, only the latest is saved.
+
+        Raises the error of an earlier save. This state is then not saved.
         """
         if self._storage is None:
             return
@@ -481,14 +459,12 @@ class Checkpoints:
     def finish(
         self, reached: Reached, find_time_left: Callable[[], float | None]
     ) -> None:
-        """Save the last state and wait for it. Log a warning if it takes too long.
+        """Save the last state and wait for it.
+
+        Log a warning if it takes too long.
 
         `find_time_left` returns the seconds to wait, or None for no limit. If there is
         a limit, this state replaces a state that waits.
-
-        Raises:
-            StorageError: The state cannot be saved.
-            ValueMismatchError: The state has a value that cannot be saved.
         """
         if self._storage is None or not reached.history:
             return
@@ -498,7 +474,7 @@ class Checkpoints:
             while self._saves_each and self._waiting is not None:
                 self._changed.wait(_POLL_S)
                 self._saves_each = find_time_left() is None
-            self._error = None  # the last state is tried in any case
+            self._error = None  # the last state is always tried
             self.add(reached)
             while self._is_saving or self._waiting is not None:
                 left = find_time_left()

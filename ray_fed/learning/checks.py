@@ -13,11 +13,7 @@ from ray_fed.language.type_checks import read_whole
 
 
 def check_keras_backend() -> None:
-    """Raise unless Keras computes with TensorFlow.
-
-    Raises:
-        UserError: Keras has another backend, whether or not that is installed.
-    """
+    """Raise UserError unless Keras computes with TensorFlow."""
     try:
         backend = importlib.import_module("keras").config.backend()
     except ImportError as error:
@@ -40,11 +36,8 @@ def _backend_error(backend: str) -> errors.UserError:
 def join_metrics(*parts: tuple[str, Any]) -> "OrderedDict[str, Any]":
     """Return the metrics of several owners in one dictionary.
 
-    Args:
-        *parts: Pairs of an owner, as errors name it, and its metrics by name, if any.
-
-    Raises:
-        ValueMismatchError: Two owners have metrics of one name.
+    `parts` are pairs of an owner, as errors name it, and its metrics by name, if any.
+    Raises ValueMismatchError if two owners have metrics of one name.
     """
     joined: OrderedDict[str, Any] = OrderedDict()
     owners: dict[str, str] = {}
@@ -61,12 +54,9 @@ def join_metrics(*parts: tuple[str, Any]) -> "OrderedDict[str, Any]":
 
 
 def expect_object(value: object, cls: type, example: str) -> None:
-    """Raise unless a value is an object of a class of Keras.
+    """Raise ValueMismatchError unless a value is an object of a class of Keras.
 
-    Keras takes names and functions in many places; a name says too little here.
-
-    Raises:
-        ValueMismatchError: it is something else.
+    Keras takes names and functions in many places, but a name says too little here.
     """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
@@ -76,11 +66,7 @@ def expect_object(value: object, cls: type, example: str) -> None:
 
 
 def expect_kind(name: str, value: object, *classes: type) -> None:
-    """Raise unless a value is an object of a class of `learning`.
-
-    Raises:
-        ValueMismatchError: it is something else.
-    """
+    """Raise ValueMismatchError unless a value is an object of a class of `learning`."""
     if not isinstance(value, classes):
         wanted = " or ".join(cls.__name__ for cls in classes)
         raise errors.ValueMismatchError(
@@ -100,11 +86,7 @@ def expect_one_of(name: str, value: object, legal: Sequence[str]) -> None:
 def check_number(
     name: str, value: Any, fits: Callable[[float], bool], wanted: str
 ) -> None:
-    """Raise unless a value is a finite number in a range.
-
-    Raises:
-        ConfigError: it is no number, not finite, or out of the range.
-    """
+    """Raise ConfigError unless a value is a finite number in a range."""
     is_number = not isinstance(value, bool) and isinstance(value, numbers.Real)
     try:
         number = float(value) if is_number else math.nan
@@ -123,5 +105,5 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def read_whole_or_none(name: str, value: Any, least: int) -> int | None:
-    """Return what `read_whole` does, or None for None."""
+    """Return the result of `read_whole`, or None for None."""
     return None if value is None else read_whole(name, value, least)

@@ -45,11 +45,9 @@ Rows = Mapping[ClientId, bytes]
 
 
 class _SpillFile:
-    """Rows of clients in a file without a name, which ends with this process.
+    """Rows of clients in a nameless file, which ends with this process.
 
-    Args:
-        folder: of this machine, made for the first row.
-        row_bytes: of each row.
+    The first row makes the folder. Each row has `row_bytes`.
     """
 
     def __init__(self, folder: str, row_bytes: int) -> None:
@@ -59,15 +57,11 @@ class _SpillFile:
 
     @property
     def clients(self) -> Iterable[ClientId]:
-        """All that have a row."""
+        """Clients that have a row."""
         return self._checks
 
     def write(self, rows: Rows) -> None:
-        """Write rows, each over the former one of its client.
-
-        Raises:
-            StorageError: they cannot be written.
-        """
+        """Write rows, each over the former row of its client, or raise StorageError."""
         with telling_storage(self._folder, OSError, verb="write client states in"):
             if self._file is None:
                 os.makedirs(self._folder, exist_ok=True)  # noqa: PTH103
@@ -81,11 +75,9 @@ class _SpillFile:
             self._file.flush()
 
     def read(self, client: ClientId) -> bytes | None:
-        """Return the row of a client, if there is one.
+        """Return the row of a client, or None.
 
-        Raises:
-            StorageError: it cannot be read.
-            SavedStateError: it is damaged.
+        Raises StorageError if it cannot be read, and SavedStateError if it is damaged.
         """
         if client not in self._checks or self._file is None:
             return None
@@ -101,7 +93,6 @@ class _SpillFile:
         return row
 
     def close(self) -> None:
-        """Remove all rows."""
         self._checks.clear()
         if self._file is not None:
             self._file.close()
@@ -122,11 +113,9 @@ threads that save (a driver grew by 431 MB, `benchmarks.states`, 2026-11-28)."""
 
 
 class ClientArchives:
-    """Rows of clients as they were saved: archives of those that changed.
+    """Saved rows of clients: one archive for each save, with the rows that changed.
 
-    Args:
-        folder: of any file system that fsspec knows; made by the first archive.
-        row_bytes: of each row.
+    The first archive makes the folder, on any file system of fsspec.
     """
 
     def __init__(self, folder: str, row_bytes: int) -> None:
@@ -137,19 +126,13 @@ class ClientArchives:
         self._next = 0
 
     def begin(self) -> None:
-        """Let archives that are written come after those that are there.
-
-        Raises:
-            StorageError: the folder cannot be listed.
-        """
+        """Number new archives after the existing ones."""
         self._next = max(self._versions.find(), default=-1) + 1
 
     def load(self, numbers: Sequence[int]) -> Iterator[Rows]:
         """Yield the rows of archives, older ones first; then write others after them.
 
-        Raises:
-            StorageError: one cannot be read.
-            SavedStateError: one is damaged, or is not there.
+        Raises StorageError, or SavedStateError for a damaged or missing archive.
         """
         self.begin()
         for number in numbers:
@@ -158,11 +141,7 @@ class ClientArchives:
             yield rows
 
     def save(self, changed: Rows) -> list[int]:
-        """Write rows, and return the archives that have all rows now.
-
-        Raises:
-            StorageError: they cannot be written.
-        """
+        """Write rows, and return the numbers of the archives that now have all rows."""
         self._write(changed)
         live = list(self._num_live)
         num_rows = sum(self._sizes[number] for number in live)
@@ -183,7 +162,7 @@ class ClientArchives:
             self._versions.remove(old)
 
     def _write_anew(self, numbers: Sequence[int]) -> None:
-        """Write the rows of archives that count to new ones."""
+        """Write the latest rows of some archives to new archives."""
         rows: dict[ClientId, bytes] = {}
         for number in numbers:
             found = self._read(number).items()
@@ -356,19 +335,15 @@ class ClientStates:
         return NamedClients(self._take_keys(keys), self._ids_of(keys))
 
     def _take_keys(self, keys: Iterable[ClientId]) -> list[Any]:
-        """Return the values of clients by their keys: in a run, indices in its data."""
+        """Return the values of clients by their keys. In a run, keys are indices."""
         rows = map(self._find, keys)
         return [self._initial if row is None else self._unpack(row) for row in rows]
 
     def _limit_to(self, ids: Sequence[Any]) -> None:
         """Store values by index in a run's data, and accept only its clients.
 
-        Args:
-            ids: The id of each client of the run, by index. A client without an id has
-                its index.
-
-        Raises:
-            ConfigError: A client comes twice.
+        `ids` has each client's id, or its index without an id. Raises ConfigError if a
+        client occurs twice.
         """
         self._ids = ids
         self._places = {client: index for index, client in enumerate(ids)}
@@ -460,8 +435,7 @@ class ClientStates:
     def _emptied(self, initial: Any) -> "ClientStates":
         """Return client states without values, with the same bound.
 
-        Raises:
-            ValueMismatchError: `initial` has another structure, dtype or shape.
+        Raises ValueMismatchError if `initial` has another structure, dtype or shape.
         """
         self._pack(initial)
         return ClientStates(initial, self._path, memory_bytes=self.max_memory_bytes)
@@ -572,31 +546,30 @@ class ClientStates:
 
 
 def _lock(value: Any) -> NDArray[Any]:
-    """Return a value as an array of its own that cannot be written to."""
+    """Return a value as a read-only array of its own."""
     array = np.array(value)
     array.flags.writeable = False
     return array
 
 
 def _build_nest(initial: Any) -> Callable[[list[NDArray[Any]]], Any]:
-    """Return what packs arrays into the structure of a value."""
+    """Return a function that packs arrays into the structure of a value."""
     if type(initial) in (list, tuple) and not any(map(tf.nest.is_nested, initial)):
         return type(initial)  # takes a fiftieth of the time
     return functools.partial(tf.nest.pack_sequence_as, initial)
 
 
 class SavedClientStates(ClientStates):
-    """Values of clients, none yet, that are saved from time to time.
+    """Values of clients that are saved from time to time.
 
-    Args:
-        initial: as of `ClientStates`.
-        storage_path: of the run.
-        memory_bytes: as of `ClientStates`.
+    It begins empty.
+
+    For `initial` and `memory_bytes` see `ClientStates`.
     """
 
     def __init__(self, initial: Any, storage_path: str, *, memory_bytes: int) -> None:
         place = storage_path.removeprefix("file://").removeprefix("local://")
-        # An object store is no place for what rounds read.
+        # Rounds read these values, and an object store would be slow.
         spilled = tempfile.gettempdir() if "://" in place else place
         super().__init__(initial, spilled, memory_bytes=memory_bytes)
         self._archives = ClientArchives(f"{storage_path}/clients", self._row_bytes)
@@ -615,14 +588,9 @@ class SavedClientStates(ClientStates):
             self._archives.save(self.take_changed())
 
     def read_archives(self, numbers: Sequence[int]) -> None:
-        """Put what a run saved.
+        """Put the values of a saved run.
 
-        Args:
-            numbers: of its archives, as `write_archives` returned them.
-
-        Raises:
-            StorageError: they cannot be read.
-            SavedStateError: they are damaged, or not there.
+        `numbers` are its archives, as `write_archives` returned them.
         """
         for rows in self._archives.load(numbers):
             super()._put_rows(rows)
@@ -637,21 +605,17 @@ class SavedClientStates(ClientStates):
         return len(changed) >= self._max_rows
 
     def add_unsaved(self, changed: Rows) -> None:
-        """Have the next `write_archives` write rows: of one that fails none is lost."""
+        """Have the next `write_archives` write rows that a failed save did not."""
         self._unsaved |= changed
 
     def write_archives(self) -> list[int]:
-        """Write what was added since the last save; return the archives of all rows.
-
-        Raises:
-            StorageError: they cannot be written.
-        """
+        """Write the rows since the last save. Return the archives of all rows."""
         numbers = self._archives.save(self._unsaved)
         self._unsaved = {}
         return numbers
 
     def collect(self, keep: AbstractSet[int]) -> None:
-        """Remove archives that neither these values nor kept states need."""
+        """Remove archives that neither these values nor saved states need."""
         self._archives.collect(keep)
 
 
@@ -659,11 +623,10 @@ _MAX_NAMED = 10
 
 
 def check_client_states(given: object, initial: Any, ids: Sequence[Any]) -> None:
-    """Raise unless a run can begin with values of clients.
+    """Raise ValueMismatchError unless a run can begin with values of clients.
 
-    Raises:
-        ValueMismatchError: They are of another process, or of clients that have none of
-            the `ids` of the run's data.
+    The values must belong to this process, and all their clients to the `ids` of the
+    run.
     """
     if not isinstance(given, ClientStates):
         raise errors.ValueMismatchError(
@@ -705,22 +668,20 @@ def digest_client_states(states: ClientStates) -> str:
 class RunClients:
     """Takes and puts the values of one round after another.
 
-    Args:
-        states: hold the values; None where clients keep nothing.
+    `states` holds the values, or is None if clients keep nothing.
     """
 
     def __init__(self, states: ClientStates | None) -> None:
         self._states = states
-        # Of the rounds that took and put last: index, clients, what these had before.
+        # For the rounds that took and put last: index, clients, and their earlier
+        # values.
         self._taken: tuple[int, Sequence[int], Sequence[Any]] = -1, (), ()
         self._put = self._taken
 
     def take(self, round_index: int, cohort: Sequence[int]) -> list[list[Any]]:
-        """Return what `next` takes before the cohort's data: a list of values, or none.
+        """Return the arguments of `next` for a round before the data: the kept values.
 
-        Args:
-            round_index: of the round that takes them.
-            cohort: its clients.
+        The list is empty if clients keep nothing.
         """
         if self._states is None:
             return []
@@ -729,13 +690,9 @@ class RunClients:
         return [values]
 
     def put(self, kept: "concurrent.futures.Future[Any] | None") -> Rows:
-        """Put what the round returned that took last.
+        """Put the values that the last taken round returned for its clients.
 
-        Args:
-            kept: what it returned for its clients.
-
-        Returns:
-            What changed, to be saved; nothing where that is not asked for.
+        Return the changed rows to be saved, or nothing if the run is not saved.
         """
         if self._states is None or kept is None:
             return {}
@@ -747,12 +704,12 @@ class RunClients:
         return {}
 
     def is_large(self, changed: Rows) -> bool:
-        """Return whether what changed is to be saved though no save is due."""
+        """Return whether changes are large enough to be saved before a save is due."""
         states = self._states
         return isinstance(states, SavedClientStates) and states.is_large(changed)
 
     def put_back(self, num_rounds: int) -> None:
-        """Put what clients had after some rounds, if one more round was put."""
+        """Put back the values after some rounds, if one more round was put."""
         round_index, cohort, values = self._put
         if self._states is not None and round_index >= num_rounds:
             self._states._put_keys(cohort, values)

@@ -238,8 +238,7 @@ def build_process(
     error feedback. The second member is then for the aggregator. Without a
     `client_state`, K is what clients keep for the aggregator, if anything.
 
-    Metrics are those of the model, those of the aggregator, and those that `server`
-    returns.
+    Metrics come from the model, the aggregator and `server`.
 
     Args:
         model: The model to train.
@@ -295,12 +294,14 @@ def build_process(
     sent_type = prepare.type_signature.result
     kept, kept_type = None, None
     if client_state is not None:
+        # These are copies, because the caller may change its arrays later.
         kept = tf.nest.map_structure(_as_array, client_state)
         kept_type = type_of_arrays(kept)
     work = _build_client(model, client, sent_type, kept_type)
     result_type: Any = work.type_signature.result
     if kept_type is not None:
         result_type = result_type[0]
+    # Types follow from tracing, in the order of a round: client, aggregator, server.
     aggregation = aggregator.build(result_type.update, result_type.weight)
     _check_aggregation(aggregation, result_type)
     merged_type = aggregation.next.type_signature.result[1].member
@@ -323,6 +324,7 @@ def build_process(
     if sent_bytes is not None and update_bytes is not None and other_bytes is not None:
         client_bytes = ClientBytes(sent_bytes, update_bytes + other_bytes)
     both = Kept(kept, aggregation.client_state)
+    # Kept values are in no sum, so sums cannot show that they are broken.
     in_sums = aggregator.sums_show_broken and both.state is None
     guard = _build_guard(guards, result_type, kept_type, in_sums=in_sums)
     steps = _Steps(prepare, work, guard, aggregation, update)
@@ -347,7 +349,7 @@ def build_process(
         epochs=epochs if isinstance(epochs, int) else 1,
     )
 
-    @functools.cache  # it takes seconds, and a context knows again what it compiled
+    @functools.cache  # it takes seconds; contexts recognize its result
     def pace(paces: Paces) -> LearningProcess:
         _check_pace(process, client, result_type, paces)
         paced = _Paced(model, send, client, state_type.member, paces)
@@ -516,15 +518,9 @@ def _trace(
 ) -> Any:
     """Return a computation whose parameters have the names of a function's.
 
-    Args:
-        function: The user's function.
-        wanted: The expected call, for the error.
-        types: The types of the arguments by their positions in the function, in the
-            order of the computation's parameters.
-        run: The function that is traced, called with the arguments in the user's order.
-
-    Raises:
-        ValueMismatchError: The function takes other arguments.
+    `wanted` is the expected call, for the error. `types` maps positions in the function
+    to types, in the order of the computation's parameters. `run` is traced, with the
+    arguments in the user's order.
     """
     signature = inspect.signature(function)
     try:
@@ -621,7 +617,7 @@ def _build_initialize(model: Model, server: Any, aggregation: Aggregation) -> An
 def _check_pace(
     process: LearningProcess, client: Callable[..., Any], result_type: Any, paces: Paces
 ) -> None:
-    """Raise ConfigError unless the clients of a process can be told how to work."""
+    """Raise ConfigError unless a process works with late or partial work of clients."""
     name = process.facts.get("algorithm", "the process")
     if process.initial_client_state is not None:
         raise errors.ConfigError(
@@ -654,8 +650,8 @@ class _Paced:
 
     Attributes:
         send: From the state and earlier states to the values for all clients.
-        client: From these, what a client is told and its batches to its result.
-        told_type: What each client is told.
+        client: From these, a client's order and its batches to its result.
+        told_type: The type of a client's order.
         starts_type: The earlier states, at the server.
     """
 
@@ -684,6 +680,7 @@ class _Paced:
         def work(sent: Any, batches: Any, told: Any) -> Any:
             start, limits = sent["sent"], dict[str, Any]()
             if paces.num_starts:
+                # The starts are stacked, and each client takes the one it began from.
                 start = tf.nest.map_structure(
                     lambda each: tf.gather(each, told["start"]), start
                 )
@@ -696,6 +693,8 @@ class _Paced:
                         'Expected a `send` that sends `weights` for averages="weights",'
                         f" found one that sends {errors.describe(start)}."
                     )
+                # The change begins at an old start. This adds the way there from the
+                # newest weights.
                 way = model.delta(sent["now"], start.weights)
                 update = tf.nest.map_structure(lambda d, w: d + w, update, way)
             if paces.num_starts:
@@ -761,6 +760,7 @@ def _build_next(
         state: ServerState, server: Any, weights: Any, aggregator: Any, measured: Any
     ) -> ServerState:
         new = (weights, server)
+        # An empty round changes nothing, unless noise hides that it was empty.
         if not aggregate.counts_empty_rounds:
             old = (state.weights, state.server)
             new = skip_empty(guards, measured.totals.num_examples > 0, new, old)
@@ -823,6 +823,7 @@ def _build_next(
             at_clients.append(fl.federated_map(report_each, result.measured))
         return new_state, *at_clients, metrics
 
+    # A federated computation has no optional arguments, so each form has a signature.
     if paced is not None and len(paced.starts_type):
 
         @fl.federated_computation(
@@ -868,13 +869,8 @@ def _build_guard(
 ) -> Any:
     """Return the check of a client's result: <result, <kept, new>> -> <result, kept>.
 
-    Where clients keep nothing, it takes and returns the result alone.
-
-    Args:
-        guards: What a broken result does.
-        result_type: Type of a client's result.
-        kept_type: Type of what a client keeps, or None.
-        in_sums: Whether sums over clients show each broken result.
+    If clients keep nothing, it takes and returns the result alone. `in_sums` says
+    whether sums over clients show each broken result.
     """
 
     def guard(result: ClientResult, old: Any, new: Any) -> tuple[ClientResult, Any]:

@@ -4,9 +4,9 @@
                         + epochs * examples * seconds_per_example
                         + bytes up / upload
 
-Bytes down and up are those of `LearningProcess.client_bytes`, the same as in records of
-rounds. Numbers come from a constant, a distribution with a seed, or a column of a
-table. Nothing here is measured, so a simulated time is the same on each machine.
+Bytes down and up come from `LearningProcess.client_bytes`, as in records of rounds.
+Numbers come from a constant, a distribution with a seed, or a column of a table.
+Nothing here is measured, so a simulated time is the same on each machine.
 
 Sources:
     Keith Bonawitz et al.: Towards Federated Learning at Scale: System Design. MLSys
@@ -85,9 +85,10 @@ class Devices:
         upload: Bytes per second that a client sends, > 0. None: sending takes no time.
         hours: For each client, in order or by id, the hours in which it can begin work.
             The simulated time begins with hour 0. None: all hours.
-        period: The hours after which `hours` begin anew, >= 1. 24: a day, 168: a week.
-        drop_out: The probability that a client leaves in the midst of its work, >= 0
-            and < 1. It leaves after a share of the work that is uniform in [0, 1).
+        period: The number of hours after which `hours` repeats, >= 1. 24: a day, 168: a
+            week.
+        drop_out: The probability that a client leaves during its work, >= 0 and < 1. It
+            leaves after a share of the work that is uniform in [0, 1).
         examples: The examples of each client in one epoch, >= 0. None: the rows of its
             data. They are known for lists of batches and for `ClientData` of tables.
         seed: The seed of `drop_out`, >= 0.
@@ -120,7 +121,7 @@ class Devices:
                 check_positive(name, getattr(self, name))
 
     def fleet(self, process: LearningProcess, data: Sequence[Any]) -> "Fleet":
-        """Return what work takes for the clients of a run.
+        """Return the times of work for the clients of a run.
 
         Args:
             process: The process that the clients work on.
@@ -167,7 +168,7 @@ class Devices:
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """What work takes for each client of a run, in simulated seconds.
+    """The simulated seconds of work for each client of a run.
 
     Attributes:
         download_s: f64[clients].
@@ -175,7 +176,7 @@ class Fleet:
         upload_s: f64[clients].
         epochs: The passes of a full task.
         is_there: Who can begin work in an hour, bool[period, clients]. None: all can.
-        drop_out: The probability that a client leaves in the midst of its work.
+        drop_out: The probability that a client leaves during its work.
         seed: The seed of `drop_out`.
     """
 
@@ -189,11 +190,11 @@ class Fleet:
 
     @property
     def period(self) -> int:
-        """The hours after which `is_there` begins anew. 0: all clients are there."""
+        """The hours after which `is_there` repeats. 0: all clients are there."""
         return 0 if self.is_there is None else len(self.is_there)
 
     def seconds(self, client: int, epochs: int | None = None) -> float:
-        """Return the seconds of a client's task. None: of all epochs."""
+        """Return the seconds of a client's task, by default for all epochs."""
         passes = self.epochs if epochs is None else epochs
         moved = self.download_s[client] + self.upload_s[client]
         return float(moved + passes * self.epoch_s[client])
@@ -206,11 +207,9 @@ class Fleet:
         return passes
 
     def find_drop(self, client: int, number: int) -> float | None:
-        """Return the share of a task after which its client leaves; None: it stays.
+        """Return the share of a task after which its client leaves, or None.
 
-        Args:
-            client: The index of the client.
-            number: Of the task: the client's draws of several tasks differ.
+        A client's draws for tasks of different `number` differ.
         """
         if not self.drop_out:
             return None
@@ -229,7 +228,7 @@ def _seconds(num_bytes: int, rate: Any, num_clients: int) -> NDArray[np.float64]
 
 
 def _count_examples(data: Sequence[Any]) -> list[float]:
-    """Return the examples of clients, where these are known without reading data."""
+    """Return the examples of clients, if they are known without reading data."""
     if isinstance(data, ClientData) and data.table is not None:
         if data.weights is not None:
             return data.weights.tolist()
@@ -254,7 +253,7 @@ def _count_of_one(client: Any) -> float | None:
 def _read_column(
     name: str, column: Any, data: Sequence[Any], least: float | None = None
 ) -> NDArray[np.float64]:
-    """Return a column, f64[clients]; its numbers are above 0, or at least `least`."""
+    """Return a column, f64[clients]. Numbers are above 0, or at least `least`."""
     if isinstance(column, LogNormal):
         return column.draw(len(data))
     if isinstance(column, int | float) and not isinstance(column, bool):
@@ -275,7 +274,7 @@ def _read_column(
 
 
 def _by_client(name: str, column: Any, data: Sequence[Any]) -> list[Any]:
-    """Return what a column has for each client, in the order of the data."""
+    """Return the values of a column for each client, in the order of the data."""
     if isinstance(column, Mapping):
         named = cast("Mapping[Any, Any]", column)
         ids: Sequence[Any] = getattr(data, "ids", range(len(data)))

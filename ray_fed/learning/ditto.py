@@ -45,7 +45,7 @@ def build_ditto(
     server's running statistics. Metrics, also those of evaluations, are of the global
     model. A client goes through its data twice, once for each model.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         client_optimizer: The optimizer of the global model, as for `build_fed_avg`.

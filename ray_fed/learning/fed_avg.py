@@ -7,7 +7,7 @@ One round, on a cohort of clients k with n_k examples each:
     sum_k n_k delta_k / sum_k n_k --> minus the gradient of w      (server optimizer)
 
 With SGD at rate 1 at the server this is the average of the clients' weights. The sign
-of delta is that of Reddi et al.; their server step is Algorithm 1 with weights n_k.
+of delta is as in Reddi et al., whose server step is Algorithm 1 with weights n_k.
 
 Sources:
     Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas:

@@ -58,10 +58,10 @@ def build_fed_dyn(
     """Build FedDyn, whose clients keep a gradient of their own between rounds.
 
     Each client has the same weight, whatever its number of examples. A client without
-    examples changes nothing. `next` takes and returns the clients' values as that of
-    `build_scaffold` does.
+    examples changes nothing. `next` takes and returns the clients' values as in
+    `build_scaffold`.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         alpha: alpha of the paper, > 0: how strongly clients are pulled.

@@ -210,7 +210,7 @@ def build_client_eval(
 
         next         (<S@SERVER, model.data_type, model.data_type> -> metrics@CLIENTS)
 
-    The metrics are those of `build_fed_eval`, over the examples of one client. `spread`
+    The metrics are as in `build_fed_eval`, over the examples of one client. `spread`
     summarizes them.
 
     Args:
@@ -276,8 +276,8 @@ def evaluate_personal(
 
     Args:
         training: The process.
-        state: The server's state, such as that of a result.
-        client_states: The values that clients keep, such as those of a result.
+        state: The server's state, such as `result.state`.
+        client_states: The values that clients keep, such as `result.client_states`.
         data: Data to evaluate on, for each client: in any form that `run` takes, with
             the same ids, or with indices if the clients of the run have no ids. A
             mapping may have some of the clients.
@@ -345,12 +345,9 @@ def choose_evaluation(
 ) -> tuple[Any, Callable[[Any], Any] | None]:
     """Return the evaluation of a run, and a function of the state that evaluates.
 
-    Both are None if the run does not evaluate.
-
-    Raises:
-        ConfigError: `evaluate` and `validation_data` do not fit together, or
-            `validation_data` has another type, such as a table.
-        ValueMismatchError: `validation_data` does not fit the evaluation.
+    Both are None if the run does not evaluate. Raises ConfigError if `evaluate` and
+    `validation_data` do not fit together, and ValueMismatchError if the data does not
+    fit the evaluation.
     """
     model = getattr(process, "model", None)
     given = validation_data
@@ -410,7 +407,7 @@ _CLIENTS_AT_ONCE = 1000
 def _evaluate_parts(
     evaluate: Callable[[Sequence[int]], Sequence[Mapping[str, Any]]], num_clients: int
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the metrics of each client, evaluating some of them at a time."""
+    """Yield the metrics of each client, evaluating some clients at a time."""
     for start in range(0, num_clients, _CLIENTS_AT_ONCE):
         yield from evaluate(range(start, min(start + _CLIENTS_AT_ONCE, num_clients)))
 
@@ -426,15 +423,8 @@ _OF_ONE_CLIENT: Any = (ClientReference, tf.data.Dataset, Iterator)
 def _read_clients(given: Any, member: fl.Type, caster: Callable[[Any], Any]) -> Any:
     """Return `validation_data` as clients, whose values are copies.
 
-    Args:
-        given: The value that the user passed.
-        member: The type of one client's data.
-        caster: Casts a client's batches to the types of the model.
-
-    Raises:
-        ConfigError: It is neither a pair, nor batches, nor clients.
-        ValueMismatchError: Values have another type, or inputs and labels of a batch
-            have different numbers of rows.
+    `caster` casts a client's batches to the types of the model. Raises ConfigError if
+    the value is neither a pair, nor batches, nor clients.
     """
     is_batch = isinstance(given, Mapping) and any(map(_is_array, given.values()))
     is_pair = isinstance(given, tuple) and len(given) == 2  # noqa: PLR2004

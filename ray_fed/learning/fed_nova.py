@@ -53,10 +53,10 @@ def build_fed_nova(
 ) -> LearningProcess:
     """Build FedNova, weighted by the clients' numbers of examples.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
-        client_optimizer: As for `build_fed_avg`. The paper's weights are those of SGD
+        client_optimizer: As for `build_fed_avg`. The paper's weights belong to SGD
             without momentum.
         aggregator: The aggregation of deltas per step, by default their weighted mean.
 

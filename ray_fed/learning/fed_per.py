@@ -53,7 +53,7 @@ def build_fed_per(
     With `personal_batch_norm=True`, this is FedBN (Li et al., 2021): clients keep the
     layers of batch normalization, with their running statistics.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         personal: The names of the layers that each client keeps, such as the last
@@ -143,7 +143,7 @@ def build_fed_per(
 def _find_own(
     model: Model, personal: Sequence[str], *, has_batch_norm: Any
 ) -> list[bool]:
-    """Return which trainable weights, and then running statistics, clients keep."""
+    """Return which trainable weights, then which running statistics, clients keep."""
     if not isinstance(has_batch_norm, bool):
         raise errors.ConfigError(
             "Expected True or False as `personal_batch_norm`, found"

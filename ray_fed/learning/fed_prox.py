@@ -41,7 +41,7 @@ def build_fed_prox(
 
     The metric `loss` does not include the proximal term.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         proximal: mu of the paper, >= 0. With 0 it is federated averaging.

@@ -31,7 +31,7 @@ def build_fed_sgd(
     The server takes one step per round. The running statistics of layers are averaged
     over clients, each as it is after the client's batches.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         server_optimizer: The optimizer of the server, which receives the mean of the

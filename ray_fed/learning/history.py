@@ -39,9 +39,8 @@ MOST_ELEMENTS = 100
 def read_evaluation(found: Any) -> dict[str, Any]:
     """Return the metrics of `evaluate` as plain values, as `read_metrics` does.
 
-    Raises:
-        ValueMismatchError: It is not a mapping, a value has an unsupported type, or two
-            numbers have one name.
+    Raises ValueMismatchError if they are not a mapping, or if two numbers have one
+    name.
     """
     if not isinstance(found, Mapping) and not hasattr(found, "_asdict"):
         raise errors.ValueMismatchError(
@@ -65,17 +64,10 @@ def read_evaluation(found: Any) -> dict[str, Any]:
 def read_metrics(found: Any, label: str) -> Any:
     """Return metrics as plain values.
 
-    Mappings and named tuples become dicts. Tensors, and references to values, become
-    NumPy arrays, or NumPy numbers if they have no dimension. Arrays are copied, and the
-    copies are read-only.
-
-    Args:
-        found: Numbers, text, bytes, arrays, tensors, or mappings, lists and tuples of
-            these.
-        label: The name of the value in errors.
-
-    Raises:
-        ValueMismatchError: A value has another type.
+    Metrics are numbers, text, bytes, arrays, tensors, or mappings, lists and tuples of
+    these. Mappings and named tuples become dicts. Tensors, and references to values,
+    become NumPy arrays, or NumPy numbers if they have no dimension. Arrays are copied,
+    and the copies are read-only. Raises ValueMismatchError for other types.
     """
     if found is None or type(found) in (bool, int, float, str, bytes):
         return found
@@ -106,13 +98,8 @@ def read_metrics(found: Any, label: str) -> Any:
 def stack_metrics(clients: Sequence[Any]) -> Any:
     """Return the metrics of clients with one array for each metric.
 
-    Args:
-        clients: The metrics of each client, in one structure, as a process returns
-            them.
-
-    Returns:
-        The structure, with arrays whose first dimension is the clients. They are
-        read-only. Without clients it is an empty dictionary.
+    The first dimension of the read-only arrays is the clients. Without clients the
+    result is an empty dictionary.
     """
     return _stack([read_metrics(each, "client_metrics") for each in clients] or [{}])
 
@@ -359,9 +346,8 @@ def _read_numbers(records: Iterable[RoundRecord], name: str) -> list[float | Non
 class _Column:
     """A metric by round.
 
-    Attributes:
-        values: One value for each round that was read so far, or None.
-        first: The first round with the metric, if any.
+    `values` has a value, or None, for each round read so far. `first` is the first
+    round with the metric, if any.
     """
 
     def __init__(self) -> None:
@@ -412,11 +398,7 @@ def from_json(lines: Iterable[bytes]) -> list[RoundRecord]:
 
 
 def open_log(path: object) -> RecordLog:
-    """Return where a run saves its records.
-
-    Args:
-        path: The `storage_path` of the run.
-    """
+    """Return the log in which a run at `storage_path` saves its records."""
     return RecordLog(path, "history_")
 
 
@@ -444,8 +426,8 @@ class History(Sequence[RoundRecord]):
 
     Args:
         records: The records from the first round on.
-        evaluates: Whether the run evaluates. If so, a metric's name without a prefix is
-            that of the evaluation.
+        evaluates: Whether the run evaluates. If so, a metric's name without a prefix
+            means the evaluation's metric.
     """
 
     def __init__(
@@ -484,7 +466,7 @@ class History(Sequence[RoundRecord]):
             StorageError: The path cannot be read.
             SavedStateError: All records are damaged.
         """
-        rounds = Versions(path, "round_").find()  # before records: these are first
+        rounds = Versions(path, "round_").find()  # records are written first
         if not rounds:
             raise errors.ConfigError(
                 f"Expected the rounds of a run in `{os.fspath(path)}`, found none: pass"
@@ -523,7 +505,7 @@ class History(Sequence[RoundRecord]):
         items = self._shared.items
         if len(items) == self._size:
             items.append(record)
-        elif items[self._size] is not record:  # another history went on from this one
+        elif items[self._size] is not record:  # another history continued this one
             return History((*self, record), evaluates=self._evaluates)
         more = History(evaluates=self._evaluates)
         more._shared, more._size = self._shared, self._size + 1
@@ -720,7 +702,7 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
 
 
 def _clock_row(record: RoundRecord) -> dict[str, Any]:
-    """Return what the clock of `devices` said; staleness and version are means."""
+    """Return the report of the clock of `devices`, with mean staleness and version."""
     if record.simulated_time is None:
         return {}
     count = len(record.versions)
@@ -741,11 +723,7 @@ def _show_numbers(record: RoundRecord) -> str:
 
 
 def new_panels(count: int) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure with a number of panels, and these.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+    """Return a matplotlib figure with a number of panels, and the panels."""
     columns = min(count, _PANELS_A_ROW)
     rows = -(-count // columns)
     figure = timeline.new_figure(4.5 * columns, 3.5 * rows)

@@ -164,8 +164,10 @@ class LocalTraining:
             gradients, passed = model.find_gradients(
                 now, batch, totals, optimizer.scale_loss
             )
+            # A layer may write to weights. The step starts from these values.
             if passed.writes:
                 optimizer.assign_weights(passed.weights.trainable)
+            # Undo the change of the previous step: each step uses the given state.
             if not updates_state:
                 optimizer.assign_state(optimizer_state)
             optimizer.apply(_corrected(correct, gradients, now.trainable))
@@ -186,7 +188,7 @@ class LocalTraining:
             carried = model.reseed(weights).non_trainable, model.totals.zero()
             if isinstance(passes, int) and passes == 1:
                 carried = batches.reduce(carried, step)
-            else:  # one graph of a pass, however many there are
+            else:  # one graph of a pass, for any number of passes
                 begun = tf.constant(0), carried
                 _, carried = tf.while_loop(
                     lambda epoch, _: epoch < passes, one_pass, begun

@@ -51,9 +51,9 @@ def build_mime_lite(
     """Build Mime Lite: clients step with the server's optimizer variables.
 
     A client goes through its data once more than its `epochs`, to compute the gradient
-    at the server's weights. The clients' learning rate is that of the optimizer.
+    at the server's weights. The clients' learning rate is the optimizer's.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         optimizer: An optimizer of Keras, or its name. It is copied now. Its variables

@@ -56,18 +56,12 @@ from ray_fed.tensorflow.traced_graph import Constant
 
 
 def copy_model(model: keras.Model) -> tuple[keras.Model, dict[int, Any]]:
-    """Return a copy of a functional model, and its variables.
+    """Return a copy of a functional model, and the copied variables by original `id`.
 
     A layer with variables is made again from its config. Then the values that the
     original layer saves are loaded. Other layers share everything but their position in
-    the model.
-
-    Returns:
-        The copy, and a dictionary from the `id` of each of the model's variables to the
-        variable of the copy.
-
-    Raises:
-        ValueMismatchError: A layer cannot be made from its config. The error names it.
+    the model. Raises ValueMismatchError, with the layer's name, if a config is not
+    enough.
     """
     pairs: list[tuple[Any, Any]] = []
 
@@ -103,7 +97,7 @@ def _twin(layer: Any) -> Any:
 
 
 def _remake(layer: Any) -> Any:
-    # The user's functions and classes are found here, so they need no registration.
+    # These are the user's functions and classes, so they need no registration.
     custom: dict[str, Any] = {}
     for inner in layer._flatten_layers():
         for value in (type(inner), *vars(inner).values()):
@@ -191,7 +185,10 @@ def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
 
 
 def _parts_of(value: Any) -> tuple[Any, list[Any]] | None:
-    """Return what must be equal, and parts to compare; None if `==` compares both."""
+    """Return a part to compare by `==`, and parts to compare further.
+
+    The result is None if `==` compares the whole value.
+    """
     match value:
         case list() | tuple():
             return list, list(cast("Sequence[Any]", value))
@@ -217,7 +214,7 @@ def _parts_of(value: Any) -> tuple[Any, list[Any]] | None:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not yet assigned
+    except ValueError:  # not assigned yet
         return None
 
 
@@ -498,7 +495,7 @@ class Model:
 
     @functools.cached_property
     def _inference_seed_indices(self) -> list[int]:
-        """Indices of the seeds from which layers draw outside of training, too."""
+        """Indices of the seeds from which layers also draw outside of training."""
         seeds = [self._others[i] for i in self._seed_indices]
         written = self._find_written(seeds, training=False)
         return [i for i in self._seed_indices if id(self._others[i]) in written]
@@ -586,7 +583,7 @@ class Model:
     ) -> tuple[list[Any], ForwardPass]:
         """Return gradients in the form that an optimizer of Keras takes.
 
-        Arguments and errors are those of `differentiate`. Random layers draw from the
+        For arguments and errors see `differentiate`. Random layers draw from the
         seeds in `weights`, so call `reseed` first, once for a client.
 
         Returns:
@@ -825,9 +822,8 @@ class _KeyedScope(keras.StatelessScope):
 class _Scope(_KeyedScope):
     """A scope of `Model`'s variables, in which a write cuts gradients as in eager mode.
 
-    Args:
-        mapping: Pairs of a variable and its value.
-        tape: The tape that watches written values. None: there are no gradients.
+    `mapping` has pairs of a variable and its value. `tape` watches written values.
+    None: there are no gradients.
     """
 
     def __init__(

@@ -21,10 +21,8 @@ from ray_fed import tensorflow as rtf
 class _Moments(NamedTuple):
     """The moments of some values of an input, all f64.
 
-    Attributes:
-        count: The number of values, [].
-        mean: The mean of each component of the last dimension.
-        squares: The sums of (value - mean)^2, in the shape of `mean`.
+    `mean` has one number for each component of the last dimension. `squares` has the
+    sums of (value - mean)^2, in the shape of `mean`.
     """
 
     count: Any

@@ -106,7 +106,7 @@ class SampleRows:
 
 
 def _fill(axes: Sequence[int | None], others: Sequence[int | None]) -> list[int]:
-    """Return sizes, in which an open axis takes the size of the other array's."""
+    """Return sizes, in which an open axis takes the size of the other array's axis."""
     padded = [*others, *[None] * len(axes)]
     return [own or other or _OPEN for own, other in zip(axes, padded, strict=False)]
 
@@ -132,11 +132,8 @@ def check_metric(metric: keras.metrics.Metric, rows: SampleRows) -> Reshape:
     """Return the change of labels and predictions that a metric needs, usually none.
 
     The metric keeps its values. It may have more variables afterwards, because some
-    metrics create them with the first batch.
-
-    Raises:
-        ValueMismatchError: Its variables are not sums over rows, or it cannot take
-            the rows.
+    metrics create them with the first batch. Raises ValueMismatchError if its variables
+    are not sums over rows, or if it cannot take the rows.
     """
     before = [(variable, variable.numpy()) for variable in metric.variables]
     failures: list[Exception] = []
@@ -190,8 +187,7 @@ def _is_close(one: Any, other: Any) -> bool:
 def find_reshape(loss: Callable[[Any, Any], Any], rows: SampleRows) -> Reshape:
     """Return the change of labels and predictions that a loss needs, usually none.
 
-    If one of the two lacks an axis of the other, the change prevents that rows are
-    mixed.
+    If one of the two lacks an axis of the other, the change prevents mixing of rows.
     """
     for reshape in rows.reshapes if len(rows.reshapes) > 1 else ():
         try:
@@ -216,7 +212,7 @@ def refusal(
     text = str(error).strip() or type(error).__name__
     place = tracebacks.find_place(error_texts.traceback_of(error))
     then = ": set the type of the labels by `label_type`"
-    if place:  # in a function of the user's
+    if place:  # in a user's function
         then = f". {place} Fix it there"
     return errors.ValueMismatchError(
         f"Expected a {kind} that takes {rows}, found that `{name}` raises"
@@ -280,7 +276,6 @@ class Output:
         loss: The loss, which returns one number for a batch.
         reshape: The change of labels and predictions that the loss needs.
         measures: The metrics to report.
-        label_type: The type of its labels.
     """
 
     name: str | None
@@ -319,9 +314,8 @@ def build_outputs(
 ) -> tuple[Output, ...]:
     """Return the outputs of a model, each with its loss, metrics and labels.
 
-    Raises:
-        ValueMismatchError: There is no loss for an output, Keras does not know a loss
-            or a metric, one does not fit its output, or a metric is not a sum.
+    Raises ValueMismatchError if an output has no loss, or a loss or metric does not
+    fit.
     """
     losses: dict[str | None, Any] = {None: loss}
     measured: dict[str | None, Any] = {None: metrics}
@@ -501,11 +495,8 @@ class Totals(NamedTuple):
 class TotalsKeeper:
     """Adds batches to totals and computes metrics from them, inside traced graphs.
 
-    Args:
-        outputs: The outputs of the model, with their metrics, which do not change.
-
-    Raises:
-        ValueMismatchError: A metric has the name of another metric or of a loss.
+    The metrics of `outputs` do not change. Raises ValueMismatchError if two metrics, or
+    a metric and a loss, have one name.
     """
 
     def __init__(self, outputs: Sequence[Output]) -> None:

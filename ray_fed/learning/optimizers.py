@@ -34,14 +34,10 @@ OptimizerLike: TypeAlias = keras.optimizers.Optimizer | str
 class OptimizerSpec:
     """A user's optimizer, to be copied into graphs.
 
-    Args:
-        optimizer: An optimizer of Keras, or its name, such as "sgd". It is not changed.
-            Copies have its settings, but not its number of steps and its moments.
-
-    Raises:
-        ValueMismatchError: It is not an optimizer of Keras, it is a
-            `LossScaleOptimizer`, its `build` computes variables from the weights in a
-            way of its own, or its schedule has variables.
+    The optimizer is one of Keras, or its name. It is not changed. Copies have its
+    settings, but not its number of steps and its moments. Raises ValueMismatchError for
+    anything else, a `LossScaleOptimizer`, a schedule with variables, or an unusual
+    `build`.
     """
 
     @classmethod
@@ -69,8 +65,8 @@ class OptimizerSpec:
         if not is_number:
             _check_schedule(rate)
         bare = keras.optimizers.Optimizer(0.1)
-        # Private names of the base class are its variables and their bookkeeping, which
-        # copies have of their own; so have they the cache of what is excluded.
+        # Private names of the base class are its variables and their bookkeeping.
+        # Copies have their own, and their own cache of excluded variables.
         left_out = {name for name in vars(bare) if name.startswith("_")}
         left_out |= {"built", "_exclude_from_weight_decay_cache"}
         self._settings = {
@@ -89,7 +85,7 @@ class OptimizerSpec:
 
     @property
     def plain_rate(self) -> float | None:
-        """The learning rate of SGD that has no other setting; None of any other."""
+        """The learning rate of SGD without other settings, or None."""
         plain = OptimizerSpec(keras.optimizers.SGD(0.0, name=self._name))
         is_plain = self._class is plain._class and self._settings == plain._settings
         return self.rate.value if is_plain and self.rate else None
@@ -101,11 +97,7 @@ class OptimizerSpec:
         return self._rate if is_one else None
 
     def refuse(self, where: str, **reasons: str) -> None:
-        """Raise if the optimizer has a setting that would not do what it does in `fit`.
-
-        Raises:
-            ValueMismatchError: one of these settings is in use.
-        """
+        """Raise ValueMismatchError for a setting that would not work as in `fit`."""
         specs = (self, *self._inner.values())
         for name, reason in reasons.items():
             if any(spec._settings.get(name) for spec in specs):
@@ -126,13 +118,13 @@ class OptimizerSpec:
         )
 
     def initial_state(self, model: Model) -> tuple[Any, ...]:
-        """Return what `StampedOptimizer.read_state` is for a model's weights of now."""
+        """Return `StampedOptimizer.read_state` for a model's present weights."""
         optimizer = self.copy()
         optimizer.build(list(model.trainable_variables))
         return tuple(_numpy_of(optimizer.variables))
 
     def describe_for_graphs(self) -> Any:
-        """Return what graphs are made of; see `trace_keys.Described`."""
+        """Return the settings that graphs depend on; see `trace_keys.Described`."""
         if self._inner:  # their rates are constants
             raise UndescribedError("several optimizers")
         # Keras counts the names of optimizers.
@@ -163,10 +155,10 @@ class StampedOptimizer:
     """An optimizer with variables of its own in one graph; see `OptimizerSpec.stamp`.
 
     Args:
-        optimizer: not yet built; owned.
-        references: the model's variables: what an optimizer may ask its variables for,
-            such as paths and constraints, is theirs.
-        starts_from_weights: whether `build` computes variables from the weights.
+        optimizer: The optimizer, not yet built. It is owned.
+        references: The model's variables. Its own variables have their paths and
+            constraints, which an optimizer may read.
+        starts_from_weights: Whether `build` computes variables from the weights.
     """
 
     def __init__(
@@ -187,10 +179,8 @@ class StampedOptimizer:
     def start(self, weights: Sequence[Any], *, begins_anew: bool = True) -> None:
         """Assign the weights before the first step.
 
-        Args:
-            weights: The values.
-            begins_anew: Whether the optimizer's own variables begin anew. Some
-                optimizers compute these from the weights.
+        If `begins_anew`, the optimizer's own variables are reset. Some optimizers
+        compute them from the weights.
         """
         self.assign_weights(weights)
         if self._starts_from_weights and begins_anew:
@@ -217,7 +207,7 @@ class StampedOptimizer:
 
         A weight whose gradient is None stays as it is.
         """
-        # As `fit` does, so that a class of one's own may override it.
+        # As in `fit`, so a user's class can override it.
         self._optimizer.apply_gradients(zip(gradients, self._weights, strict=True))
 
     def finish(self) -> tuple[tf.Tensor, ...]:
@@ -237,8 +227,8 @@ class StampedOptimizer:
 def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
     """Return the function of a server whose optimizer takes a `Delta`, and its state.
 
-    The delta is minus the gradient; the state is the optimizer's variables, in their
-    own order, and running statistics move as they are told.
+    The delta is minus the gradient. The state is the optimizer's variables, in their
+    own order. Running statistics move by the delta.
     """
     optimizer.refuse(
         "at the server",
@@ -267,14 +257,9 @@ def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
 def read_plain_rate(
     model: Model, optimizer: float | keras.optimizers.Optimizer | None
 ) -> float:
-    """Return the learning rate of SGD without other settings.
+    """Return the learning rate of SGD without other settings, or raise ConfigError.
 
-    Args:
-        model: Its compiled optimizer is used if `optimizer` is None.
-        optimizer: SGD, or its learning rate.
-
-    Raises:
-        ConfigError: It is another optimizer, or the rate is not above 0.
+    An `optimizer` of None takes the model's compiled optimizer.
     """
     rate: Any = model.compiled_optimizer if optimizer is None else optimizer
     if isinstance(rate, keras.optimizers.Optimizer):
@@ -299,7 +284,7 @@ def _named(name: str) -> keras.optimizers.Optimizer:
 
 
 def _read_inner(optimizer: Any) -> dict[int, OptimizerSpec]:
-    """Return what a MultiOptimizer delegates to, by the `id` of the user's object."""
+    """Return a MultiOptimizer's inner optimizers, by the `id` of the user's object."""
     if not isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return {}
     if not isinstance(optimizer._optimizer_map, keras.optimizers.OptimizerMap):
@@ -319,21 +304,21 @@ def _read_inner(optimizer: Any) -> dict[int, OptimizerSpec]:
 
 
 def _copied(value: Any) -> Any:
-    """Return a setting; a container of settings is copied, as Keras writes to some."""
+    """Return a setting. A container is copied, because Keras writes to some of them."""
     return copy.copy(value) if isinstance(value, dict | list | set) else value
 
 
 def _leaves(optimizer: Any) -> list[Any]:
-    """Return the optimizers that update variables: the given one, or its inner ones."""
+    """Return the optimizers that update variables: this one, or its inner ones."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return optimizer.optimizers
     return [optimizer]
 
 
 def _variable_like(reference: Any) -> Any:
-    """Return a new variable, zeros, that an optimizer treats as it does another."""
+    """Return a zero variable that an optimizer treats like another variable."""
     scope, _, _ = reference.path.rpartition("/")
-    # With "/" at its end TensorFlow adds no number to a name that it has seen.
+    # With "/" at its end, TensorFlow adds no number to a name that exists.
     with tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
         variable: Any = keras.Variable(
             "zeros", reference.shape, reference.dtype, name=reference.name
@@ -347,7 +332,7 @@ def _variable_like(reference: Any) -> Any:
 def _exclude_alike(
     optimizer: Any, references: Sequence[Any], variables: Sequence[Any]
 ) -> None:
-    """Exclude from weight decay what stands for variables that the user excluded."""
+    """Exclude from weight decay the variables whose references the user excluded."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay", set[Any]())
     optimizer._exclude_from_weight_decay = {
         optimizer._var_key(variable)
@@ -367,14 +352,11 @@ def _check_schedule(schedule: Any) -> None:
 
 
 def _starts_from_weights(spec: OptimizerSpec) -> bool:
-    """Return whether `build` computes variables from the weights that it is given.
+    """Return whether `build` computes variables from the weights it receives.
 
-    That of ScheduleFreeAdamW does. In a graph, `build` makes the variables before the
-    weights have values, so it runs once more when they have: see `_build_again`.
-
-    Raises:
-        ValueMismatchError: running it once more does not give the same, or there are
-            variables that `build` does not make.
+    An example is ScheduleFreeAdamW. In a graph, `build` makes the variables before the
+    weights have values, so `_build_again` runs it later. Raises ValueMismatchError if
+    the second run gives other values, or if some variables are not made by `build`.
     """
     variable: Any = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
     first, second = spec.copy(), spec.copy()
@@ -409,7 +391,7 @@ def _check_variables(optimizer: Any, weight: Any) -> None:
 
 
 def _build_again(optimizer: Any, weights: Sequence[Any], num_before: int) -> None:
-    """Run `build` on weights that have values, over the variables that it made."""
+    """Run `build` again, once weights have values, over the variables that it made."""
     existing = iter(optimizer.variables[num_before:])
     optimizer.built = False
     vars(optimizer)["add_variable"] = lambda *_, **__: next(existing)

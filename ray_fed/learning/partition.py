@@ -281,7 +281,7 @@ def _read_labels(given: object, name: str) -> NDArray[Any]:
         hash(tuple(labels.tolist()))
         are_whole = not np.not_equal(labels, labels).any()  # NaN, NaT
         are_whole &= all(label is not None for label in labels)
-    except (TypeError, ValueError):  # NA has no order, text and numbers neither
+    except (TypeError, ValueError):  # NA has no order, nor have mixed types
         are_whole = False
     if not are_whole:
         raise errors.ConfigError(

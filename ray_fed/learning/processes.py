@@ -22,8 +22,8 @@ class ClientBytes(NamedTuple):
 
     Attributes:
         sent: The size of the sent tensors that the client's work uses.
-        returned: The size of its update, in the form in which the aggregator has it
-            sent, of its weight, and of the sums behind metrics.
+        returned: The size of its update, as the aggregator sends it, of its weight, and
+            of the sums behind metrics.
     """
 
     sent: int
@@ -31,7 +31,7 @@ class ClientBytes(NamedTuple):
 
 
 class Paces(NamedTuple):
-    """What clients of a paced process are told beside the state and their data.
+    """The orders of clients of a paced process, beside the state and their data.
 
         next  (<state@SERVER, <state, ...>@SERVER, T@CLIENTS, data> -> as before)
 
@@ -75,7 +75,7 @@ class LearningProcess:
         trace_client_metrics: Returns the `next` that does so. None if the process was
             not built by `build_process`.
         epochs: The passes of a client over its data in a round, which clocks count.
-        pace: Returns the process whose clients are told how to work: see
+        pace: Returns the process whose clients get orders: see
             `composition.Paces`. None if the process was not built by `build_process`.
     """
 
@@ -150,9 +150,8 @@ def check_chosen(process: LearningProcess) -> None:
 def build_constants(values: Any) -> Any:
     """Return the computation ( -> S) of a structure of values.
 
-    Args:
-        values: A structure of numbers and arrays, or a function that returns a
-            structure of these and of tensors, which is traced.
+    A structure has numbers and arrays. A function is traced and may also return
+    tensors.
     """
 
     @rtf.computation

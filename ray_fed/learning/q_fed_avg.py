@@ -63,7 +63,7 @@ def build_q_fed_avg(
     through its data once more than its `epochs`, to measure its loss at the server's
     weights.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         client_optimizer: SGD with a learning rate alone, which is 1 / L of the paper;

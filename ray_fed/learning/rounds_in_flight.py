@@ -57,13 +57,9 @@ class StopNow(BaseException):
 class Interrupts:
     """Notes the first signal; on the second, the former handlers take over.
 
-    This is a context manager. Its end delivers the signal that was noted. It does
-    nothing on other threads than the main one. A signal that the program ignores, as
-    under `nohup`, stays ignored.
-
-    Args:
-        raises: Whether the end of the `with` statement raises what the signal raises
-            in a program without a run.
+    This is a context manager. Its end delivers the noted signal: if `raises`, it raises
+    as in a program without a run. It does nothing outside of the main thread. A signal
+    that the program ignores, as under `nohup`, stays ignored.
     """
 
     def __init__(self, *, raises: bool) -> None:
@@ -112,10 +108,8 @@ class Interrupts:
     def deliver(self) -> None:
         """End the program by the signal that came, if there is one and `raises` is set.
 
-        Raises:
-            KeyboardInterrupt: SIGINT came.
-            SystemExit: SIGTERM came. The code is 143, as a shell reports it.
-            BaseException: An exception of the program's own handler of the signal.
+        SIGINT raises KeyboardInterrupt. SIGTERM raises SystemExit with the code 143, as
+        a shell reports it. A program's own handler may raise another error.
         """
         if self.since is not None and self._raises:
             self._deliver()
@@ -136,13 +130,7 @@ class Interrupts:
     def wait_for(self, future: concurrent.futures.Future[_T], grace_s: float) -> _T:
         """Return the result of a future, and wait at most `grace_s` after a signal.
 
-        Args:
-            future: The future.
-            grace_s: The seconds to wait after the first signal, >= 0.
-
-        Raises:
-            StopNow: A signal came `grace_s` seconds ago, and there is no result.
-            Exception: The error of the future.
+        Raises StopNow if the time is over without a result.
         """
         while not concurrent.futures.wait([future], _POLL_S).done:
             left = self.find_time_left(grace_s)
@@ -151,24 +139,16 @@ class Interrupts:
         return future.result()
 
     def find_time_left(self, limit_s: float) -> float | None:
-        """Return the time that is left of a limit, counted from the first signal.
+        """Return the seconds left of a limit that starts with the first signal.
 
-        Args:
-            limit_s: The limit, in seconds.
-
-        Returns:
-            The seconds that are left, below 0 after the limit. None if no signal came.
+        They are below 0 after the limit. The result is None if no signal came.
         """
         since = self.since
         return None if since is None else since + limit_s - time.monotonic()
 
     @contextlib.contextmanager
     def breaking(self) -> Generator[None]:
-        """Raise `StopNow` inside the `with` block when the first signal comes.
-
-        Raises:
-            StopNow: The first signal came, or it came before.
-        """
+        """Raise `StopNow` inside the `with` block once the first signal has come."""
         if self.since is not None:
             raise StopNow
         self._breaks = True
@@ -249,8 +229,8 @@ class GoingRound:
             None if they keep nothing.
         client_metrics: A future of the plain metrics of each client, or None if the
             process does not return them.
-        take_report: Returns the report of the round, or None if there is no report. It
-            removes the report, so a second call returns None.
+        take_report: Returns the report of the round and removes it. None if there is no
+            report.
         candidates: The clients that were evaluated for the cohort, see `RoundRecord`.
         step: The decisions of the clock of devices, or None if the run has no clock.
         live: The earlier states that running tasks of clients began with, by version.
@@ -272,18 +252,14 @@ class ProcessCalls:
     """Calls the two computations of a process, and the computations of `evaluate`.
 
     Calls return plain values when they are done. They have no numbers and no events.
-
-    Args:
-        process: The process to call.
-        context: The default context of the caller. Threads of the run use it, too.
-        interrupts: Notes signals, which end a call.
+    Threads of the run also use `context`, the caller's default context.
 
     Attributes:
-        first_number: The number of the call of round 0. A resumed run has the number
-            of the run before.
+        first_number: The number of the call of round 0. A resumed run has the number of
+            the run before.
         bytes_read: The number of bytes of states that this process has read so far.
-        takes_ahead: Whether a round can be called before the round is done whose state
-            it takes.
+        takes_ahead: Whether a round can be called before the round that returns its
+            state is done.
     """
 
     first_number = 0
@@ -318,16 +294,11 @@ class ProcessCalls:
     ) -> GoingRound:
         """Call a round.
 
-        Args:
-            state: The state before it.
-            clients: The arguments of `next` after the state. The last one is the data
-                of clients. Before it come the values that clients kept, or the inputs
-                from the clock, if there are any.
-            round_index: The number of rounds of the run before this one.
-            cohort: The indices of the clients.
+        Raises StopNow if a signal comes before the call ended.
 
-        Raises:
-            StopNow: A signal came before the call ended.
+        `clients` are the arguments of `next` after the state. The last one is the data
+        of clients. Before it come the values that clients kept, or the inputs from the
+        clock.
         """
         with self._interrupts.breaking():
             returned = self.call(round_index, (state, *clients))
@@ -400,7 +371,7 @@ def open_calls(process: LearningProcess, interrupts: Interrupts) -> ProcessCalls
         if isinstance(context, RayFederatedContext):
             return ReferencedCalls(process, context, owns=False)
         if isinstance(context, ray_fed.ExecutionContext):
-            # With `debug`, a breakpoint is to stop the thread that calls.
+            # With `debug`, a breakpoint must stop the calling thread.
             if context.config.debug:
                 return NumberedCalls(process, context, interrupts)
             return ReferencedCalls(process, RayFederatedContext(context), owns=True)
@@ -410,10 +381,7 @@ def open_calls(process: LearningProcess, interrupts: Interrupts) -> ProcessCalls
 class ReferencedCalls(ProcessCalls):
     """Calls that return references: the state stays where it was made.
 
-    Args:
-        process: The process to call.
-        context: The context of its calls.
-        owns: Whether `close` closes the context.
+    If `owns`, `close` closes the context.
     """
 
     def __init__(
@@ -426,7 +394,7 @@ class ReferencedCalls(ProcessCalls):
         self._process = process
         self._context = context
         self._owns = owns
-        self.takes_ahead = owns  # so that `close` ends what was called in vain
+        self.takes_ahead = owns  # `close` ends a call that is not needed
         self._reports = RoundReports()
         self._sinks: list[EventSink] = []
         self.subscribe(self._reports)
@@ -495,13 +463,12 @@ class ReferencedCalls(ProcessCalls):
 
 
 class _EvaluationContext(flf.SyncContext):
-    """Calls of `evaluate`. Their numbers differ from those of rounds.
+    """Calls of `evaluate`.
 
-    Results are plain values.
+    Their numbers differ from the numbers of rounds.
 
-    Args:
-        invoke_at: Runs a computation as the call with a number.
-        round_index: The index of the round whose state is evaluated.
+    Results are plain values. `invoke_at` runs a computation as the call with a number.
+    `round_index` is the index of the round whose state is evaluated.
     """
 
     def __init__(
@@ -517,13 +484,7 @@ class _EvaluationContext(flf.SyncContext):
 
 
 class NumberedCalls(ProcessCalls):
-    """Direct calls with the random numbers that `ReferencedCalls` would draw.
-
-    Args:
-        process: The process to call.
-        context: The default context of the caller.
-        interrupts: Notes signals, which end a call.
-    """
+    """Direct calls with the random numbers that `ReferencedCalls` would draw."""
 
     def __init__(
         self,

@@ -58,17 +58,8 @@ _INITIAL = ("state:", "client_state:")
 
 
 def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
-    """Refuse to resume another run.
-
-    Args:
-        saved: The fingerprint of the run that is saved.
-        found: The fingerprint of the run that is to resume it.
-        where: The place of the saved run, for the error.
-
-    Raises:
-        ConfigError: something differs; the message says what.
-    """
-    found = json.loads(json.dumps(found))  # tuples become lists, as in what was saved
+    """Raise ConfigError, with all differences, unless two fingerprints are equal."""
+    found = json.loads(json.dumps(found))  # tuples become lists, as in the saved one
     names = [n for n in {**saved, **found} if saved.get(n) != found.get(n)]
     known = saved.get("initialize")
     is_same_start = known is not None and known == found.get("initialize")
@@ -169,7 +160,7 @@ def _type_of(comp: Any) -> str | None:
 
 
 def _content_of(comp: Any) -> str | None:
-    """Return what tells a computation from others; None where nothing does."""
+    """Return the identity of a computation, or None for one with Python functions."""
     if not isinstance(comp, fl.framework.ConcreteComputation):
         return None
     try:
@@ -179,11 +170,9 @@ def _content_of(comp: Any) -> str | None:
 
 
 def describe_state(initial: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the part of a fingerprint that is an initial state, but for its weights.
+    """Return the part of a fingerprint that is an initial state, without its weights.
 
-    Args:
-        initial: The state, of plain values or of references.
-        read: Reads a state into this process.
+    `read` reads a state of references into this process.
     """
     if isinstance(initial, Mapping):
         named = cast("Mapping[str, Any]", initial)
@@ -194,11 +183,10 @@ def describe_state(initial: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def digest_start(state: Any, client_states: ClientStates | None) -> str:
-    """Return a digest of what a run begins with, the same for equal values.
+    """Return a digest of the values that a run begins with, the same for equal values.
 
-    Args:
-        state: The server's state, of plain values.
-        client_states: What clients keep, if they keep something.
+    The state has plain values. `client_states` are the values that clients keep, if
+    any.
     """
     kept = digest_client_states(client_states) if client_states else None
     described = [_describe_leaves("state", state), kept]
@@ -208,16 +196,16 @@ def digest_start(state: Any, client_states: ClientStates | None) -> str:
 def _describe_leaves(part: str, values: Any) -> dict[str, Any]:
     try:
         named = structure_utils.flatten_with_name(values)
-    except (TypeError, ValueError):  # it cannot be saved, which the save will say
+    except (TypeError, ValueError):  # it cannot be saved, and the save raises the error
         return {}
     return {f"{part}:{name}": describe_value(leaf) for name, leaf in named}
 
 
 def describe_data(data: Sequence[Any]) -> dict[str, Any]:
-    """Return the part of a fingerprint that is data of clients; none is read for it.
+    """Return the part of a fingerprint that is data of clients, without reading data.
 
     The rows of lists are counted. Other sequences, such as a lazy one, may load a
-    client each time they are asked, and are known by their length and ids alone.
+    client for each request, and are known by their length and ids alone.
     """
     ids: Any = getattr(data, "ids", None)
     described: dict[str, Any] = {}
@@ -239,7 +227,7 @@ def describe_data(data: Sequence[Any]) -> dict[str, Any]:
 
 
 def find_context() -> ray_fed.ExecutionContext | None:
-    """Return the default context, or what it is made of, if it is ray_fed's."""
+    """Return ray_fed's default context, or the context inside it, or None."""
     context = fl.framework.get_context_stack().current
     if isinstance(context, RayFederatedContext):
         context = context.execution_context

@@ -210,11 +210,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_kinds(arguments: Mapping[str, object]) -> None:
-    """Raise unless arguments are of their kinds.
-
-    Raises:
-        ConfigError: An argument has another kind.
-    """
+    """Raise ConfigError unless arguments are of their kinds."""
     for name, value in arguments.items():
         is_right, kind = _KINDS[name]
         if not is_right(value):
@@ -224,11 +220,7 @@ def check_kinds(arguments: Mapping[str, object]) -> None:
 
 
 def check_process(process: Any) -> None:
-    """Raise unless a process trains: its `next` returns a state first.
-
-    Raises:
-        ConfigError: It is not a process, or it is an evaluation.
-    """
+    """Raise ConfigError unless a process trains: its `next` returns a state first."""
     if not hasattr(process, "initialize") or not hasattr(process, "next"):
         raise errors.ConfigError(
             "Expected a learning process, such as `build_fed_avg` returns, as"
@@ -252,17 +244,10 @@ def check_process(process: Any) -> None:
 def check_metrics(
     askers: Sequence[Any], process: LearningProcess, evaluation: Any
 ) -> None:
-    """Refuse the name of a metric that no round will have, where that is known.
+    """Raise ConfigError for the name of a metric that no round will have, if known.
 
-    Args:
-        askers: Callbacks and the `stop` function. Their attribute `monitor`, if they
-            have one, is the name of a metric.
-        process: The process that trains.
-        evaluation: The process or function that the run evaluates by, or None if it
-            does not evaluate.
-
-    Raises:
-        ConfigError: Neither training nor the evaluation has such a metric.
+    `askers` are callbacks and the `stop` function. Their attribute `monitor`, if they
+    have one, is the name of a metric.
     """
     *_, metrics = getattr(_result_type(process), "items", lambda: [("", None)])()
     trained = _metric_names(metrics[1])
@@ -315,23 +300,18 @@ class RunSpec:
     Attributes:
         data: The data of each client, by index.
         caster: Converts a client's batches to the types that the model takes.
-        sampler: The sampler that draws the cohorts.
         cohort_size: The number of clients that the sampler is asked for. None: it
             decides.
-        seed: The seed of the cohorts, >= 0.
-        num_rounds: The number of rounds of the whole run, >= 0.
         checkpoint_every: The number of rounds between two saves, >= 1. None: the latest
             round is saved as often as the spacing of saves allows.
         evaluate: The function that takes the state and returns metrics, or None.
-        evaluate_every: The number of rounds between two evaluations, >= 1.
-        stop: The function of the history that ends the run if it returns true, or None.
-        shows_progress: Whether to show a bar or print lines.
         candidate_evaluation: The evaluation of clients for an adaptive sampler, or None
             if the sampler is not adaptive.
         devices: The devices of the clients. None: the run has no clock.
         schedule: The schedule that the clock follows.
         drawn: One integer for each client that was drawn so far. Records of all rounds
-            share it, as a round of 1,000 clients would keep 36 kB of integers else.
+            share it, because a round of 1,000 clients would otherwise keep 36 kB of
+            integers.
     """
 
     data: Sequence[Any]
@@ -358,13 +338,9 @@ class RunSpec:
     ) -> list[int]:
         """Return the indices of a cohort's clients, or of candidates for it.
 
-        Args:
-            round_index: The number of cohorts before it.
-            size: The size of the cohort, as the sampler takes it.
-            seen: The last metrics of clients, for an adaptive sampler.
-
-        Raises:
-            ConfigError: The sampler returns something else, or a client twice.
+        `round_index` cohorts were drawn before it. `seen` has the last metrics of
+        clients, for an adaptive sampler. Raises ConfigError if the sampler does not
+        return clients, or returns a client twice.
         """
         sampler: Any = self.sampler
         given = round_index, len(self.data), size
@@ -377,8 +353,7 @@ class RunSpec:
     ) -> list[int]:
         """Return the indices of the round's clients, of an adaptive sampler.
 
-        Raises:
-            ConfigError: The sampler returns something else, or a client twice.
+        Raises as `draw` does.
         """
         sampler: Any = self.sampler
         return self._check(sampler.choose(round_index, self.cohort_size, candidates))
@@ -441,9 +416,8 @@ def choose_sampler(
 ) -> Sampler | AdaptiveSampler:
     """Return the sampler that draws the cohorts of a run.
 
-    Raises:
-        ConfigError: There are no clients, the process is for another number of clients
-            or draws its own cohorts, or the rounds of the state had other noise.
+    Raises ConfigError if there are no clients, if the process needs another number of
+    clients or draws its own cohorts, or if the rounds of the state had other noise.
     """
     if not num_clients:
         raise errors.ConfigError("Expected clients in `data`, found none.")
@@ -480,13 +454,9 @@ def begin_clients(
 ) -> ClientStates | None:
     """Return the empty store of the values that clients keep in a run.
 
-    The result is None if clients of the process keep nothing.
-
-    Raises:
-        ConfigError: `client_states` are passed for a process whose clients keep
-            nothing, or one of `state` and `client_states` is passed without the other.
-        ValueMismatchError: `client_states` belong to another process or to other
-            clients.
+    The result is None if clients of the process keep nothing. Raises ConfigError if
+    only one of `state` and `client_states` is passed, or if clients keep nothing, and
+    ValueMismatchError if the values belong to another process or to other clients.
     """
     initial = getattr(process, "initial_client_state", None)
     if initial is None:
@@ -557,15 +527,9 @@ _SAVE_S = 0.5
 class RunLoop:
     """Runs the rounds that are left.
 
-    Args:
-        spec: The arguments of the run.
-        calls: Calls the process. The loop does not own it.
-        interrupts: Notes signals, which end the run.
-        callbacks: The callbacks that are called after each round.
-        checkpoints: Saves states. The loop does not own it.
-        clients: The store of the values that clients keep.
-        work: The thread that does the work after each round, in the order of rounds.
-        clock: The simulated clock of devices, or None if the run has no devices.
+    It owns neither `calls` nor `checkpoints`. `work` is the thread that does the work
+    after each round, in the order of rounds. `clock` is the simulated clock of devices,
+    or None.
     """
 
     def __init__(
@@ -597,7 +561,7 @@ class RunLoop:
         self._is_left = False
         self._bytes_read = 0
         self._changed: dict[ClientId, bytes] = {}  # since a state was to be saved
-        self._seen: dict[int, ClientMetrics] = {}  # by an adaptive sampler
+        self._seen: dict[int, ClientMetrics] = {}  # for an adaptive sampler
 
     def _no_rounds(self) -> History:
         return History(evaluates=self._spec.evaluate is not None)
@@ -698,11 +662,12 @@ class RunLoop:
         return self._wait(None, following, []) or "finished"
 
     def _call(self, state: Any, index: int) -> GoingRound | None:
-        """Call a round. Its state may be the reference to a later result.
+        """Call a round.
 
-        Returns:
-            The round. Its `metrics` raise the error of the call, if it failed. None if
-            a signal ended the call.
+        Its state may be the reference to a later result.
+
+        If the call failed, the round's `metrics` raise the error. The result is None if
+        a signal ended the call.
         """
         cohort: Sequence[int] = ()
         step: Step | None = None
@@ -761,16 +726,9 @@ class RunLoop:
         """Wait for a round, and for the work after the round before.
 
         An error of the round is raised only if the run continues after the one before.
-
-        Args:
-            going: The round, or None to wait for the other work alone.
-            following: The work after the round before, or None if there is none. Its
-                result is whether the run ends.
-            ahead: An empty list. The next round is called and appended once only the
-                end of this round is missing.
-
-        Returns:
-            Why the run ends, or None if it continues.
+        The result of `following` is whether the run ends. The next round is called and
+        appended to the empty list `ahead` once only the end of this round is missing.
+        Return why the run ends, or None.
         """
         returned: list[concurrent.futures.Future[Any] | None] = []
         if going is not None:
@@ -801,7 +759,7 @@ class RunLoop:
         return has_more and is_open and self._calls.takes_ahead
 
     def _leave(self, following: concurrent.futures.Future[bool] | None) -> Reason:
-        """Give the work after the last round some time, once a signal came."""
+        """After a signal, give the work after the last round some time."""
         if following is None:
             return "interrupted"
         left = self._interrupts.find_time_left(_FOLLOW_S) or 0.0
@@ -1026,7 +984,7 @@ def run(
         validation_data: Data that the server evaluates: a pair `(x, y)`, which is cut
             into batches of 32 rows; a list or a `tf.data.Dataset` of batches; or
             clients, in any form that `data` takes. Arrays are copied before the first
-            round. Without `evaluate`, the metrics are those of `build_fed_eval`.
+            round. Without `evaluate`, the metrics are as in `build_fed_eval`.
         evaluate_every: The number of rounds between two evaluations, >= 1.
         cast: Whether arrays in lists of batches are cast to the model's dtypes if their
             values fit, such as NumPy's int64 and float64, or integers and booleans for
@@ -1042,7 +1000,7 @@ def run(
         stop: A function of the history, which is called after each round. The run ends
             if it returns true.
         progress: Whether to show a bar in a terminal or notebook, and lines elsewhere.
-        state: The state to continue from, such as that of another result. Its
+        state: The state to continue from, such as another result's state. Its
             `round_index` is the number of rounds before. None: `process.initialize()`.
             A run that is saved at `storage_path` continues instead, with a warning if
             `state` or `client_states` are not values of that run.
@@ -1147,6 +1105,7 @@ def run(
         else RunStorage(storage_path, num_to_keep, saved_clients)
     )
     raises = on_signal == "raise"
+    # Signals are noted from here on, so the last complete round can be saved.
     with WorkThread() as work, Interrupts(raises=raises) as interrupts:
         calls = open_calls(process, interrupts)
         checkpoints = Checkpoints(
@@ -1163,12 +1122,14 @@ def run(
             if storage is not None:
                 described = describe_run(process, spec)
                 given = None if state is None else (state, client_states)
+                # Storage may hang. On its own thread, a signal can still end the run.
                 found = work.submit(
                     lambda: _open(storage, described, initial, given, calls, clients)
                 )
                 saved, number = _wait_for(found, interrupts, storage_path)
                 calls.first_number = number
             if clients is not None and client_states is not None and saved is None:
+                # A saved run has later values of its clients, which take precedence.
                 clients._fill_from(client_states)
             loop.begin(saved, initial, state)
             reason = loop.run()

@@ -72,7 +72,7 @@ def build_scaffold(
     and the variables of its optimizer. Each client has the same weight, whatever its
     number of examples. A client without examples changes nothing.
 
-    Other arguments are those of `build_fed_avg`.
+    For other arguments see `build_fed_avg`.
 
     Args:
         client_optimizer: SGD with a learning rate alone, which is eta_l of the paper;
@@ -158,7 +158,7 @@ def build_scaffold(
 
 
 def _divided(tensor: Any, by: Any) -> tf.Tensor:
-    """Divide by a number, which may be too large for float16; 0 / 0 is 0."""
+    """Divide by a number, which may be too large for float16. 0 / 0 is 0."""
     wide = widened(tensor)
     quotient = tf.math.divide_no_nan(wide, tf.cast(by, wide.dtype))
     return tf.cast(quotient, tensor.dtype)

@@ -54,11 +54,11 @@ class Task(NamedTuple):
     """The work of one client.
 
     Attributes:
-        number: Tasks that began before.
+        number: The number of tasks that began before.
         client: The index of the client.
-        version: The rounds of the run before the state that it works from.
+        version: The number of rounds of the run before the state that it works from.
         begins: Simulated seconds.
-        ends: Simulated seconds; when the update is there or the client leaves.
+        ends: Simulated seconds at which the update arrives or the client leaves.
         is_lost: Whether the client leaves and sends nothing.
     """
 
@@ -72,18 +72,18 @@ class Task(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What the clock says of a round.
+    """The decisions of the clock for a round.
 
     Attributes:
-        clients: Whose updates enter, in the order in which the round takes them.
-        told: What each of them is told, see `Paces`; None: nothing.
+        clients: The clients whose updates enter, in the order of the call's arguments.
+        told: The order of each client, see `Paces`, or None.
         versions: The version of the state from which each of them works.
         time: The simulated seconds of the run after the round.
         wasted: The simulated seconds of work that ended without entering any round.
         num_asked: The number of clients that began work.
-        saved: What the clock goes on from after the round, as JSON.
+        saved: The state of the clock after the round, as JSON.
         starts: Whether clients work from the states of `versions`, not the newest one.
-        live: The versions from which tasks under way work.
+        live: The versions from which running tasks work.
     """
 
     clients: Sequence[int]
@@ -109,7 +109,7 @@ class Synchronous:
         over_selection: Of a cohort of n, the round asks `ceil(over_selection * n)`
             clients and takes the first n updates, >= 1.
         deadline: The most simulated seconds of a round, > 0. None: as long as it takes.
-        late: What a client does that cannot do all its epochs by the deadline. With
+        late: The work of a client that cannot do all its epochs by the deadline. With
             "leave_out", its work is lost. With "partial", it does as many epochs as it
             can, and its work is lost only if it cannot do one.
         empty: What happens if clients were asked and no update comes. With "error", the
@@ -139,7 +139,7 @@ class Synchronous:
             )
 
     def pace(self, process: LearningProcess, devices: Devices) -> LearningProcess:
-        """Return the process whose clients are told what the schedule tells them.
+        """Return the process whose clients follow this schedule.
 
         Raises:
             ConfigError: Clients of the process cannot do partial work, or its privacy
@@ -156,15 +156,7 @@ class Synchronous:
 class SynchronousClock:
     """The clock of `Synchronous`.
 
-    Args:
-        schedule: The policies.
-        fleet: What work takes.
-        draw: Draws cohorts.
-        num_clients: Of the run.
-        cohort_size: That was asked for.
-
-    Raises:
-        ConfigError: There are fewer clients than a round asks.
+    Raises ConfigError if there are fewer clients than a round asks.
     """
 
     def __init__(
@@ -195,15 +187,15 @@ class SynchronousClock:
             )
 
     def begin(self, index: int, saved: bytes | None) -> None:
-        """Go on before a round from what a step saved, or begin at time 0."""
+        """Continue before a round from a saved step, or begin at time 0."""
         del index
         self._time = 0.0 if saved is None else json.loads(saved)["time"]
 
     def advance(self, index: int) -> Step:
         """Return the next round.
 
-        Raises:
-            ConfigError: No update comes in time, and that is to be an error.
+        Raises ConfigError if no update arrives in time, and the schedule asks for an
+        error.
         """
         schedule, fleet = self._schedule, self._fleet
         drawn = self._draw(index, self._asked)
@@ -217,6 +209,7 @@ class SynchronousClock:
                 epochs = fleet.epochs_within(client, limit)
             seconds = fleet.seconds(client, max(1, epochs))
             share = fleet.find_drop(client, index)
+            # A client that leaves has also spent time, and the round may wait for it.
             spent[client] = min(limit, seconds if share is None else seconds * share)
             if share is None and seconds <= limit:
                 updates.append((seconds, client, epochs))
@@ -229,6 +222,7 @@ class SynchronousClock:
                 ' empty="skip".'
             )
         duration = max(spent.values(), default=0.0)
+        # With enough updates, the round does not wait for the others.
         if taken and len(taken) == self._wanted:
             duration = taken[-1][0]
         clients = sorted(client for _, client, _ in taken)
@@ -248,7 +242,7 @@ class SynchronousClock:
         )
 
     def _wait_for_one(self, cohort: Sequence[int]) -> list[int]:
-        """Return who of a cohort can begin, after the hours in which nobody can."""
+        """Return who of a cohort can begin, after hours in which nobody can."""
         for _ in range(self._fleet.period + 1):
             there = self._fleet.who_is_there(self._time)
             able = [client for client in cohort if there is None or there[client]]
@@ -268,7 +262,7 @@ class Buffered:
 
     `concurrency` clients work at the same time. When one of them ends, another one
     begins from the newest state. The sampler draws cohorts of `concurrency` clients,
-    which begin in an order that is shuffled by the seed of the run. Those that still
+    which begin in an order that is shuffled by the seed of the run. Clients that still
     work, or that are not there in this hour, are passed over.
 
     A step multiplies the update of a client by the weight of its staleness: the number
@@ -339,7 +333,7 @@ class Buffered:
         return float(weight)
 
     def pace(self, process: LearningProcess, devices: Devices) -> LearningProcess:
-        """Return the process whose clients are told what the schedule tells them.
+        """Return the process whose clients follow this schedule.
 
         Raises:
             ConfigError: Clients of the process keep values, add noise, or send more
@@ -355,17 +349,10 @@ _MOST_DRAWS = 100
 
 
 class BufferedClock:
-    """The clock of `Buffered`: tasks under way, and what ends next.
+    """The clock of `Buffered`: the running tasks, and the tasks that end next.
 
-    Args:
-        schedule: The policies.
-        fleet: What work takes.
-        draw: Draws cohorts.
-        num_clients: Of the run.
-        seed: Of the order in which the clients of a cohort begin.
-
-    Raises:
-        ConfigError: There are fewer clients than are to work at the same time.
+    `seed` decides the order in which the clients of a cohort begin. Raises ConfigError
+    if there are fewer clients than work at the same time.
     """
 
     def __init__(
@@ -394,7 +381,7 @@ class BufferedClock:
         self._number: int = found.get("number", 0)
         self._under_way = [Task(*task) for task in found.get("under_way", ())]
         self._busy = {task.client for task in self._under_way}
-        # Cohorts that were drawn, and how many clients of the last one were seen.
+        # The number of drawn cohorts, and of the seen clients of the last one.
         self._drawn, self._seen = found.get("queue", (0, 0))
         self._queue = self._shuffle(self._drawn - 1) if self._drawn else []
         self.check()
@@ -402,8 +389,7 @@ class BufferedClock:
     def advance(self, index: int) -> Step:
         """Return the next step.
 
-        Raises:
-            ConfigError: No client can begin, and none is under way.
+        Raises ConfigError if no client can begin, and no task runs.
         """
         schedule, first = self._schedule, self._number
         self._index = index
@@ -431,13 +417,11 @@ class BufferedClock:
         return self._end(taken, wasted, self._number - first)
 
     def check(self) -> None:
-        """Raise unless the tasks under way can be those of this clock.
+        """Raise SavedStateError unless the running tasks can belong to this clock.
 
         No client has two tasks, no task began after the clock's time or from a state
-        that is not there yet, none has ended, and there are at most `concurrency`.
-
-        Raises:
-            SavedStateError: They cannot be.
+        that is not there yet, no task has ended, and there are at most `concurrency`
+        tasks.
         """
         tasks = self._under_way
         is_right = (
@@ -471,7 +455,7 @@ class BufferedClock:
         self._busy.remove(task.client)
 
     def _fill(self) -> bool:
-        """Begin tasks until as many are under way as there can be; return if so."""
+        """Begin tasks up to the concurrency, and return whether it was reached."""
         while len(self._under_way) < self._schedule.concurrency:
             client = self._pick()
             if client is None:
@@ -488,7 +472,7 @@ class BufferedClock:
         return True
 
     def _pick(self) -> int | None:
-        """Return who begins next; None if nobody can."""
+        """Return who begins next, or None if nobody can."""
         there = self._fleet.who_is_there(self._time)
         num_there = self._num_clients if there is None else int(there.sum())
         num_busy = sum(there is None or bool(there[client]) for client in self._busy)
@@ -535,7 +519,7 @@ class BufferedClock:
 
 
 def _order(task: Task) -> tuple[float, int]:
-    """Return the place of a task among those that end."""
+    """Return the sort key of a task among the tasks that end."""
     return task.ends, task.number
 
 
@@ -555,8 +539,7 @@ def _pace(process: LearningProcess, paces: Paces) -> LearningProcess:
 class LiveStates:
     """States that later rounds work from, by version.
 
-    Attributes:
-        held: Each state, from its round until no task under way began with it.
+    Each state is held from its round until no running task began with it.
     """
 
     def __init__(self) -> None:
@@ -565,9 +548,7 @@ class LiveStates:
     def tell(self, index: int, state: Any, step: Step) -> list[Any]:
         """Add the state before a round.
 
-        Returns:
-            What `next` of a paced process takes before the data of clients, see
-            `Paces`.
+        Return the arguments of `next` of a paced process before the data, see `Paces`.
         """
         if step.told is None:
             return []
@@ -587,11 +568,7 @@ def open_clock(
     cohort_size: int | None,
     seed: int,
 ) -> SynchronousClock | BufferedClock:
-    """Return the clock of a run.
-
-    Raises:
-        ConfigError: The schedule does not fit the clients.
-    """
+    """Return the clock of a run. Raises ConfigError if it does not fit the clients."""
     if isinstance(schedule, Synchronous):
         return SynchronousClock(schedule, fleet, draw, num_clients, cohort_size)
     if cohort_size is not None:

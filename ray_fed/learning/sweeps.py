@@ -67,7 +67,7 @@ class Trial:
         seed: The seed.
         history: The records of the rounds. Empty if the trial failed.
         reason: Why the run ended, see `TrainingResult`, or "failed".
-        error: What a failed trial raised, as text. None for other trials.
+        error: The error of a failed trial, as text. None for other trials.
     """
 
     parameters: Mapping[str, Value]
@@ -495,10 +495,10 @@ def _open_storage(root: str, names: list[str]) -> None:
 
 
 def _identify(run_one: Any) -> str | None:
-    """Return a digest of what decides a trial: a function and settings of the context.
+    """Return a digest of the code and settings that decide a trial.
 
-    It covers the function's code, plain values that it uses, and functions of its
-    module. None if it is no plain function.
+    It covers the function's code, plain values that it uses, functions of its module,
+    and settings of the context. It is None for anything but a plain function.
     """
     if not inspect.isfunction(run_one):
         return None
@@ -537,7 +537,7 @@ def _read_code(code: types.CodeType) -> Any:
 def _beginning_alike() -> Generator[Callable[[int], None]]:
     """Give a function that is called with the seed before each trial.
 
-    The end of the block gives Keras and the context the numbers that they had.
+    At the end of the block, Keras and the context get their former numbers back.
     """
     uids: Any = "object_name_uids"
     state: Any = global_state

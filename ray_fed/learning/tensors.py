@@ -24,7 +24,7 @@ def narrowed(values: Any, like: Any) -> Any:
 
 
 def averaged(means: Any, like: Any) -> Any:
-    """Return what `narrowed` does of floats; means of integers stay as they are."""
+    """Return the result of `narrowed` for floats. Means of integers stay unchanged."""
     return _cast(means, like, lambda dtype: dtype.is_floating)
 
 
@@ -51,9 +51,9 @@ def specs_of(struct_type: Any) -> Any:
 def is_finite(tensors: Sequence[Any]) -> tf.Tensor:
     """Return whether all elements of all floats are finite, as a bool[].
 
-    Of elements so large that their sum is infinite it says that they are not.
+    If the sum of finite elements is infinite, the result is false.
     """
-    # One pass and no copy: what is not finite makes a sum that is not.
+    # One pass and no copy: a number that is not finite makes the sum not finite.
     sums = [_sum_by_axes(widened(t)) for t in tensors if t.dtype.is_floating]
     finite = [tf.math.is_finite(total) for total in sums]
     return tf.reduce_all(tf.stack(finite)) if finite else tf.ones([], tf.bool)
@@ -70,9 +70,9 @@ def _sum_by_axes(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def require(condition: tf.Tensor, message: str, *tensors: Any) -> list[Any]:
-    """Return tensors, which exist where a condition holds alone.
+    """Return tensors that exist only if a condition holds.
 
-    Where it does not, the computation fails with the message.
+    Otherwise the computation fails with the message.
     """
     with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
         return [tf.identity(tensor) for tensor in tensors]

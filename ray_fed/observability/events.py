@@ -22,7 +22,7 @@ class Waiting:
     later call sends it if it waits for workers for longer than five seconds.
 
     Attributes:
-        activity: What the call waits for, such as "1 of 2 workers ready". It is empty
+        activity: The reason for the wait, such as "1 of 2 workers ready". It is empty
             when the wait ends.
     """
 
@@ -178,9 +178,6 @@ class Sinks:
 
     A sink that draws `Waiting` in a terminal has a true attribute `draws_waits`. A
     terminal has room for one such line, so only the last of these sinks receives waits.
-
-    Args:
-        sinks: The first sinks.
     """
 
     def __init__(self, sinks: Iterable[EventSink] = ()) -> None:

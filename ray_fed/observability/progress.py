@@ -41,12 +41,8 @@ def _open_console() -> rich.console.Console:
 class WaitLine:
     """An event sink that shows `events.Waiting`, and a context manager for other waits.
 
-    Args:
-        draw: A function that shows an activity in place of the last one. An empty
-            activity removes the line.
-
-    Attributes:
-        draws_waits: True, see `events.Sinks`.
+    `draw` shows an activity in place of the last one. An empty activity removes the
+    line. For `draws_waits` see `events.Sinks`.
     """
 
     draws_waits = True
@@ -61,12 +57,7 @@ class WaitLine:
         progress: Literal["auto", "on", "off"],
         console: rich.console.Console | None = None,
     ) -> Self:
-        """Return the line for a setting.
-
-        Args:
-            progress: See `Config.progress`.
-            console: The console, by default standard error.
-        """
+        """Return the line for a `Config.progress`, by default on standard error."""
         console = console or _open_console()
         if progress == "off":
             return cls(lambda _: None)
@@ -196,13 +187,8 @@ def _clock(seconds: float) -> str:
 class RoundProgress:
     """An event sink and context manager that shows the rounds of a run.
 
-    Args:
-        num_rounds: The number of rounds of the run.
-        console: The console, by default standard error.
-        done: The number of rounds that were done before.
-
-    Attributes:
-        draws_waits: Whether it draws in a terminal, see `events.Sinks`.
+    `done` rounds were done before. `console` is standard error by default. For
+    `draws_waits` see `events.Sinks`.
     """
 
     def __init__(

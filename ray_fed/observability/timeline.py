@@ -13,11 +13,7 @@ from ray_fed.imports import import_extra
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure, with width and height in inches.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+    """Return an empty matplotlib figure, with width and height in inches."""
     matplotlib = import_extra("matplotlib.figure", "a figure")
 
     class ShownFigure(matplotlib.Figure):
@@ -81,12 +77,9 @@ class Span(NamedTuple):
 
 
 def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
-    """Return the spans of a round.
+    """Return the spans of a round, from its `SubroundReport`s.
 
-    Args:
-        subrounds: The round's `SubroundReport`s.
-        num_clients: The size of the cohort. A subround without clients is a merge only
-            if the cohort has clients.
+    A subround without clients is a merge only if the cohort has clients.
     """
     spans: list[Span] = []
     for each in subrounds:
@@ -108,11 +101,7 @@ def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
 
 
 def draw_spans(spans: Sequence[Span], title: str) -> Any:
-    """Return a matplotlib figure with a lane for each worker and a bar for each span.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+    """Return a figure with a lane for each worker and a bar for each span."""
     lanes = list(dict.fromkeys((span.node, span.worker) for span in spans))
     height = min(_MOST_INCHES, 1.6 + _LANE_INCHES * len(lanes))
     figure = new_figure(9, height)

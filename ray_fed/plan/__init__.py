@@ -1,1 +1,1 @@
-"""What a worker is to run, as plain data: the merge tree, random keys, diagnostics."""
+"""The work of a worker, as plain data: the merge tree, random keys, diagnostics."""

@@ -19,12 +19,7 @@ _TENSORFLOW = ("tensorflow", "tensorflow-cpu")
 class Versions:
     """Versions that must agree between a driver and its workers.
 
-    Attributes:
-        python: Major and minor version of Python.
-        ray_fed: Version of the distribution, or None if it is unknown.
-        tensorflow: Version of the distribution, or None.
-        numpy: Version of the distribution, or None.
-        federated_language: Version of the distribution, or None.
+    `python` is its major and minor version. A distribution of unknown version has None.
     """
 
     python: str
@@ -98,13 +93,8 @@ def describe_difference(
 ) -> str | None:
     """Describe how a worker differs from the driver and from the other workers.
 
-    Args:
-        worker: The worker.
-        driver: Versions of the driver.
-        fingerprint: Fingerprint of the other workers, or None if there are none.
-
-    Returns:
-        Each differing field with both values, or None if nothing differs.
+    The text has each differing field with both values. It is None if nothing differs.
+    `fingerprint` is None if there are no other workers.
     """
     differences = [
         f"{name} is {theirs} where the driver has {ours}"

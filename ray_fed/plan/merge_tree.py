@@ -94,8 +94,7 @@ def subtrees(first: int, stop: int, tree: Subtree) -> list[Subtree]:
 def merge_order(trees: Sequence[Subtree]) -> list[Merge]:
     """Return the merges that turn adjacent subtrees into one, bottom up.
 
-    Args:
-        trees: Adjacent whole subtrees of one tree, in order, that cover its leaves.
+    The whole subtrees cover the leaves of one tree, in order.
     """
     order: list[Merge] = []
     if trees:

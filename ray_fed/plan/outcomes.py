@@ -57,13 +57,7 @@ class Attempt:
     def on(
         cls, worker: str, described: WorkerDescription | None, **about: Any
     ) -> "Attempt":
-        """Return an attempt on a worker.
-
-        Args:
-            worker: Name of the worker.
-            described: The worker's description, or None if it was not ready.
-            **about: The other attributes.
-        """
+        """Return an attempt on a worker, which has no description until it is ready."""
         pid = 0 if described is None else described.pid
         node = "unknown" if described is None else described.address
         return cls(worker=worker, worker_pid=pid, node=node, **about)

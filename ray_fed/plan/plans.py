@@ -31,12 +31,8 @@ from ray_fed.values import tensor_structures
 def as_argument(values: Sequence[Any]) -> Any:
     """Return the argument of a function of a `MergeableCompForm` or a chain.
 
-    Args:
-        values: The argument of the call, if it has one, and then the merged values.
-
-    Returns:
-        A tuple of the values, the value itself if there is one, or None if there is
-        none.
+    `values` has the argument of the call, if there is one, and then the merged values.
+    The result is their tuple, the only value, or None without values.
     """
     if len(values) > 1:
         return tuple(values)
@@ -49,7 +45,7 @@ Path = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """A `federated_select`: the elements that a server function has for clients' keys.
+    """The elements that a server function has for clients' keys (`federated_select`).
 
     Attributes:
         function: The serialized function <constants, key> -> element; see `Kernel`.
@@ -242,9 +238,6 @@ class KeySelection:
 
     It takes the constants and i32[keys]. It returns the tensors of an element, each
     with an extra first dimension for the keys.
-
-    Attributes:
-        function: The serialized function of one key, see `Selection`.
     """
 
     function: bytes

@@ -138,10 +138,8 @@ def at_client(position: int) -> contextlib.AbstractContextManager[None]:
 def at_step(function: str, *indices: int) -> contextlib.AbstractContextManager[None]:
     """Key the `with` block as one of several calls of a function.
 
-    Args:
-        function: The role: "accumulate", "merge", "select", "sequence_map" or
-            "sequence_reduce".
-        *indices: Indices that identify the call, in addition to client and path.
+    `function` is the role: "accumulate", "merge", "select", "sequence_map" or
+    "sequence_reduce". `indices` identify the call, in addition to client and path.
     """
     key = current()
     if key is not None:
@@ -158,11 +156,7 @@ def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
 
 
 def at_local(name: str) -> contextlib.AbstractContextManager[None]:
-    """Key the `with` block as the value of a local, or of an operand.
-
-    Args:
-        name: Name of the local, or of the operand: see `blocks.operand_name`.
-    """
+    """Key the `with` block as the value of a local or operand (`operand_name`)."""
     key = current()
     if key is not None:
         key = dataclasses.replace(key, path=(*key.path, name))

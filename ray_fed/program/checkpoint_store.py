@@ -97,9 +97,7 @@ addition to its array."""
 class Encoder:
     """Describes values as JSON, and writes large arrays to members of an archive.
 
-    Args:
-        archive: An archive that is open for writing. The caller owns it. None: JSON has
-            all values.
+    The caller owns the archive. If it is None, JSON has all values.
     """
 
     def __init__(self, archive: zipfile.ZipFile | None = None) -> None:
@@ -107,11 +105,7 @@ class Encoder:
         self._num_members = 0
 
     def describe(self, value: Any, label: str) -> dict[str, Any]:
-        """Return a value as JSON that a `Decoder` understands.
-
-        Raises:
-            ValueMismatchError: The value has a type that cannot be saved.
-        """
+        """Return a value as JSON that a `Decoder` understands."""
         match value:
             case np.ndarray() | np.generic():
                 described = self._describe_array(value, label)
@@ -203,11 +197,11 @@ class Encoder:
 
 
 class Decoder:
-    """Returns values that an `Encoder` described. It reads each member at most once.
+    """Returns values that an `Encoder` described.
 
-    Args:
-        archive: An archive that is open for reading, with checked sizes and checksums.
-            The caller owns it. None: JSON has all values.
+    It reads each member at most once.
+
+    The caller owns the archive, and has checked its sizes and checksums.
     """
 
     def __init__(self, archive: zipfile.ZipFile | None = None) -> None:
@@ -215,16 +209,10 @@ class Decoder:
         self._unread = set[str]() if archive is None else set(archive.namelist())
 
     def decode(self, described: Mapping[str, Any]) -> Any:
-        """Return a value from its description.
+        """Return a value from its description by `Encoder.describe`.
 
-        Args:
-            described: The JSON that `Encoder.describe` returned.
-
-        Returns:
-            The value. An `fl.Serializable` object is returned as a `SavedObject`.
-
-        Raises:
-            One of npy.DAMAGES: No `Encoder` wrote the JSON or a member.
+        An `fl.Serializable` object is returned as a `SavedObject`. Raises one of
+        npy.DAMAGES if no `Encoder` wrote the JSON or a member.
         """
         kind = described["kind"]
         if kind == "json":
@@ -314,15 +302,9 @@ def telling_storage(
 ) -> Generator[None]:
     """Raise errors of a file system as a `StorageError` that says what to do.
 
-    Args:
-        where: The place in the error, at which state is read or written.
-        *kinds: The exceptions that become a `StorageError`.
-        verb: The operation in the error, such as "read".
-        lets_through: Exceptions that are raised unchanged. Errors of ray_fed are
-            always raised unchanged.
-
-    Raises:
-        StorageError: One of these exceptions was raised.
+    `kinds` are the exceptions that become a `StorageError`. Errors of ray_fed and of
+    the class `lets_through` are raised unchanged. `where` and `verb` are words for the
+    error.
     """
     try:
         yield
@@ -361,11 +343,7 @@ outside of the file, and None for errors of decoders, which have no number."""
 
 
 def write_archive(file: IO[bytes], values: Mapping[str, object]) -> None:
-    """Write named values to an open, empty file that can seek.
-
-    Raises:
-        ValueMismatchError: A value has a type that cannot be saved.
-    """
+    """Write named values to an open, empty file that can seek."""
     with zipfile.ZipFile(file, "w") as archive:
         encoder = Encoder(archive)
         described = [
@@ -392,9 +370,7 @@ def sync_folder(folder: str) -> None:
 def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
     """Return the values of an open file that can seek, by name.
 
-    Args:
-        file: A file that is open to read bytes. The caller owns it.
-        where: The place of the file, for errors.
+    The caller owns it.
 
     Raises:
         StateFormatError: Another version of ray_fed wrote it.
@@ -476,17 +452,9 @@ copied to the local disk while it is read."""
 class Folder:
     """Files of one kind in a folder of any file system, for one writer at a time.
 
-    Nothing is read or made before a method is called.
-
-    Args:
-        root_dir: The folder, as a path or a URI of fsspec.
-        prefix: The beginning of the names of the files.
-
-    Raises:
-        UnsupportedError: `root_dir` is neither a path nor a URI, its protocol is
-            unknown or needs a package that is missing, or names of files cannot begin
-            with `prefix`.
-        StorageError: `root_dir` names an archive that cannot be opened.
+    Nothing is read or made before a method is called. `root_dir` is a path or a URI of
+    fsspec. Names of files begin with `prefix`. Raises UnsupportedError if fsspec cannot
+    use the folder, and StorageError for an archive that cannot be opened.
     """
 
     def __init__(self, root_dir: object, prefix: object) -> None:
@@ -529,13 +497,8 @@ class Folder:
     ) -> None:
         """Write a file that appears whole or not at all.
 
-        Args:
-            name: The name of the file in the folder.
-            content: The content, or a function that writes it to an open file.
-
-        Raises:
-            SavedStateError: A folder has the name of the file.
-            Exception: An error of the file system.
+        `content` may be a function that writes to an open file. Raises SavedStateError
+        if a folder has the name, or an error of the file system.
         """
 
         def write(file: IO[bytes]) -> None:
@@ -681,13 +644,9 @@ class Versions(Folder):
     def read_latest(
         self, at_most: int = MAX_VERSION
     ) -> tuple[dict[str, Any] | None, int]:
-        """Return the latest version that is not damaged, and its number.
+        """Return the latest undamaged version up to `at_most`, and its number.
 
-        Args:
-            at_most: The largest version to return. Later versions are ignored.
-
-        Returns:
-            The pair (values, version), or (None, 0) if there is no version.
+        The result is (None, 0) if there is no version.
 
         Raises:
             StateFormatError: Another version of ray_fed wrote the latest version.
@@ -729,13 +688,7 @@ class Versions(Folder):
     ) -> None:
         """Write a version, then remove the oldest beyond a number to keep.
 
-        Args:
-            version: See `write`.
-            values: See `write`.
-            num_to_keep: The number of versions to keep. None or below 1: all.
-
-        Raises:
-            Exception: An error of `write` or `remove`.
+        A `num_to_keep` of None or below 1 keeps all versions.
         """
         self.write(version, values)
         if num_to_keep is not None and num_to_keep > 0:
@@ -817,9 +770,6 @@ async def call_on_daemon(
     The event loop continues meanwhile. If the caller is cancelled or the process ends,
     nothing waits for the call. `asyncio.to_thread` is not used because the interpreter
     waits for its threads, so a program whose storage hangs would never end.
-
-    Raises:
-        Exception: The error of the function.
     """
     future: concurrent.futures.Future[_T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()

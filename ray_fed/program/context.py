@@ -280,14 +280,10 @@ Reference = fl.program.MaterializableValueReference
 
 
 def check(value: object, type_spec: fl.Type, label: str, lists: ListCache) -> Any:
-    """Check an argument against its type. References are not read.
+    """Return a checked plain argument, with unread references as they are.
 
-    Returns:
-        The plain argument, with references as they are. It is a copy where the program
-        could change the argument.
-
-    Raises:
-        ValueMismatchError: The argument has another type.
+    It is a copy if the program could change the argument. Raises ValueMismatchError if
+    the argument has another type.
     """
     match type_spec:
         case fl.StructType():
@@ -327,10 +323,7 @@ async def resolve(checked: Any, type_spec: fl.Type) -> Any:
     """Wait for all references in a checked argument, and return it with their values.
 
     Values of a `RayValueReference` stay where they are. Other references are read.
-
-    Raises:
-        FailedArgument: A call failed that computes one of the values.
-        Exception: The error of a reference of another kind.
+    Raises FailedArgument if the call that computes a value failed.
     """
     held = components.split(checked, type_spec)
     types = components.component_types(type_spec)

@@ -157,7 +157,7 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
         """Return an iterator for `ClientDataSource.resume`.
 
         Raises:
-            SavedStateError: The bytes are not those of an iterator.
+            SavedStateError: The bytes do not describe an iterator.
         """
         try:
             state = json.loads(buffer)

@@ -29,11 +29,7 @@ def describe_part(part: str, value: Any) -> dict[str, Any]:
     """Return the part of a fingerprint that is an object: its class and parameters.
 
     An object describes itself by the fields of a dataclass, by its own `__repr__`, or
-    by its attributes.
-
-    Args:
-        part: "sampler", "devices" or "schedule".
-        value: The object.
+    by its attributes. `part` is "sampler", "devices" or "schedule".
     """
     unknown: list[str] = []
     described = describe_value(value, unknown.append)
@@ -63,11 +59,8 @@ def describe_value(
 ) -> Any:
     """Return JSON that is the same for equal values, in every process.
 
-    Args:
-        value: Any object.
-        note_unknown: A function that is called with the text of each object whose text
-            does not show its parameters.
-        around: The `id` of each object that contains the value.
+    `note_unknown` is called with the text of each object whose text does not show its
+    parameters. `around` has the `id` of each object that contains the value.
     """
     if id(value) in around:
         return f"the object {len(around) - around.index(id(value))} levels above"

@@ -1,4 +1,4 @@
-"""Saved program state, of which the last versions are kept."""
+"""Saved program state, with a limited number of versions."""
 
 import os
 from typing import Any, cast
@@ -224,13 +224,8 @@ async def _read(value: Any) -> Any:
 def restore_state(saved: dict[str, Any], structure: Any, where: str) -> Any:
     """Return values that were saved by name, in the containers of a structure.
 
-    Args:
-        saved: The values that `name_values` returned.
-        structure: A state with the same structure, see `FileProgramStateManager.load`.
-        where: The place of the values, for errors.
-
-    Raises:
-        ValueMismatchError: The saved state has another structure.
+    `saved` is a result of `name_values`. Raises ValueMismatchError if the saved state
+    has another structure.
     """
     named = flatten_state(structure)
     names = [name for name, _ in named]

@@ -47,18 +47,11 @@ def _to_records(content: bytes) -> list[bytes]:
 
 
 class RecordLog(Folder):
-    """Records in order, in files of one folder. There is one writer at a time.
+    """Records in order, in files of one folder.
 
-    Args:
-        root_dir: The folder, as a path or a URI of fsspec.
-        prefix: The beginning of the names of files.
+    There is one writer at a time.
 
-    Attributes:
-        where: The pattern of the files' names, for errors.
-
-    Raises:
-        UnsupportedError: `root_dir` is neither a path nor a URI that fsspec can use.
-        StorageError: `root_dir` names an archive that cannot be opened.
+    For arguments and errors see `Folder`. `where` is the pattern of the files' names.
     """
 
     def __init__(self, root_dir: object, prefix: str) -> None:
@@ -94,15 +87,9 @@ class RecordLog(Folder):
         return records
 
     def resume(self, records: Sequence[bytes]) -> None:
-        """Continue after the first records of the log.
+        """Continue after the first records of the log, which stay.
 
         The next `append` removes all later records from the files.
-
-        Args:
-            records: The records that stay: the first ones that `read` returned.
-
-        Raises:
-            StorageError: The folder cannot be listed.
         """
         self._num_records = len(records)
         firsts = sorted({0, *(f for f in self._find() if f < len(records))})
@@ -118,10 +105,12 @@ class RecordLog(Folder):
         self._has_stale = True
 
     def append(self, records: Iterable[bytes]) -> None:
-        """Write records after the existing ones. They survive a power failure.
+        """Write records after the existing ones.
 
-        Raises:
-            StorageError: They cannot be written, or earlier records were removed.
+        They survive a power failure.
+
+        Raises StorageError if they cannot be written, or if earlier records were
+        removed.
         """
         lines = [*map(_to_line, records)]
         added = b"".join(lines)
@@ -209,7 +198,7 @@ class RecordLog(Folder):
             self._sizes[alike[0]] = len(content)
 
     def _read_file(self, first: int) -> list[bytes] | None:
-        """Return the valid records at the beginning of a file. None: no such file."""
+        """Return the valid records at the beginning of a file, or None without it."""
         where = self._where_of(first)
         telling = telling_storage(
             where, Exception, verb="read", lets_through=FileNotFoundError

@@ -39,15 +39,10 @@ _SUBROUND_S = 0.01
 def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
     """Return the number of clients in an argument.
 
-    Args:
-        arg: The argument, a plain value of `type_spec`.
-        type_spec: Type of the argument, or None for a computation without an argument.
-        default: Number of clients if no value in the argument is placed at clients.
-
-    Raises:
-        CardinalityError: Values placed at clients have different numbers of clients.
-        ValueMismatchError: A value at clients is not a sequence, or two values have
-            different clients at one index.
+    The result is `default` if no value in the argument is placed at clients. Raises
+    CardinalityError if values at clients have different numbers of clients, and
+    ValueMismatchError for a value that is no sequence, or different clients at one
+    index.
     """
     if type_spec is None:
         return default
@@ -157,12 +152,10 @@ def join_parts(
 
 
 def join_results(results: list[Plain], type_spec: fl.Type) -> Plain:
-    """Join the results of leaves into the result of their cohort.
+    """Join the results of leaves, in order, into the result of their cohort.
 
-    Args:
-        results: Result of each leaf, in order, with structures as tuples. At least one.
-        type_spec: Type of one result. Values at clients are concatenated. Other parts
-            are equal in all results, so the first result provides them.
+    Values at clients are concatenated. Other parts are equal in all results, so the
+    first result provides them.
     """
     columns = zip(*(stored.placed_parts(r, type_spec) for r in results), strict=True)
     parts = (

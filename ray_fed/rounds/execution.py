@@ -43,13 +43,10 @@ _CUTS = 16
 
 
 class ComputationCache(Generic[_T]):
-    """A cache of a function's results for computations, while these are alive.
+    """A cache of a pure function's results for computations, while these are alive.
 
-    The latest few results are kept longer. They are returned for equal computations,
-    such as those of a learning process that is built again.
-
-    Args:
-        make: A pure function of a computation.
+    The latest few results stay longer. They are returned for equal computations, such
+    as the computations of a learning process that is built again.
     """
 
     def __init__(self, make: Callable[[Computation], _T]) -> None:
@@ -303,19 +300,10 @@ class Rounds:
         """Run the same work in every subround and return their values, in order.
 
         Values that are kept for later stages stay in `call` and are not returned.
-
-        Args:
-            comp: The computation of a leaf.
-            merge: The merge of two leaves' results. With None, every leaf's is
-                returned.
-            call: The state of the call.
-            components_type: See `plans.Finish`.
-            keeping: The variant of `comp` for subrounds that keep clients' values.
-            num_workers: Number of workers that a subround of one leaf can use.
-            finish: The finish of the round, if the call has one subround that includes
-                it.
-            why: The reason to interpret the work. It is needed if `merge` is None,
-                because kernels return partials.
+        Without a `merge`, the result of every leaf is returned. Kernels return
+        partials, so `why` must then say why the work is interpreted. `keeping` is the
+        variant of `comp` for subrounds that keep clients' values. `finish` is set if
+        the only subround also finishes the round.
         """
         merging = None if merge is None else self._serialized.get(merge)
         first = call.take_indices(len(call.cut.runs))
@@ -325,6 +313,7 @@ class Rounds:
             kept = keeping if call.keeps[index] else None
             work = comp if kept is None else kept.computation
             while True:
+                # Each repetition leaves out the clients that failed in the one before.
                 dropped = call.dropped_in(index)
                 subround = plans.Subround(
                     computation=self._serialized.get(work),
@@ -385,15 +374,7 @@ class Rounds:
     ) -> outcomes.Outcome:
         """Run a plan on the next free runner, emit its event, return its outcome.
 
-        Args:
-            comp: The plan.
-            arg: The argument of the plan.
-            subround_index: Index of the plan in the round.
-            call: The state of the call.
-            bytes_sliced: Bytes of client values in `arg`.
-
-        Raises:
-            LocatedError: The plan failed. The error names round and subround.
+        Raises LocatedError, which names round and subround, if the plan failed.
         """
         runner = await self._free.get()
         started = time.monotonic()

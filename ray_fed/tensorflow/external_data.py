@@ -1,22 +1,23 @@
-"""External data: a name of a file as a value, and the file read as its type says.
+"""External data: the name of a file as a value, and its content as a type declares it.
 
     declared type            rows of parquet, arrow, CSV, JSON lines, npz, TFRecord
     SequenceType             one element a row; read anew, and lazily, on every pass
     TensorType, StructType   whole columns: the first dimension is rows
 
-Elements of structures are columns of their names, nested ones joined by dots; a
-tensor alone is the column after the `#` of the name, else the file's only one.
-Elements without names are `arr_0`, `arr_1` and so on, as `numpy.savez` names them.
+Elements of structures are columns with their names, and nested names are joined by
+dots. A single tensor is the column after the `#` of the name, or else the file's only
+column. Elements without names are `arr_0`, `arr_1` and so on, as in `numpy.savez`.
 
-Graphs that take rows as tensors have those of small files at once.
+Graphs that take rows as tensors get all rows of a small file at once.
 
-A TFRecord has features by the names of declared elements. A `tf.train.Example` knows
-int64, float32 and strings, each as a list of values without a shape: they are laid in
-the declared shape, in row-major order.
+A TFRecord has features with the names of declared elements. A `tf.train.Example` has
+lists of int64, float32 and strings without a shape. They get the declared shape, in
+row-major order.
 
 TensorFlow reads the records, in bounded steps, and verifies both checksums of each. It
-takes a file that ends within the first bytes of a record for a whole one: so bytes are
-counted. A file that is not on this machine is copied to the temporary folder first.
+does not notice a file that ends within the first bytes of a record, so bytes are
+counted here. A file that is not on this machine is copied to the temporary folder
+first.
 """
 
 import dataclasses
@@ -58,21 +59,21 @@ _NUMPY = (".npy", ".npz")
 
 
 def data(uri: object, type_spec: Any) -> fl.framework.Data:
-    """Return a file as a value: read where it is used, when it is used.
+    """Return a file as a value, which is read when and where it is used.
 
-    It may stand wherever a value of its type may: in the body of a computation, and in
-    arguments, such as a list with one file for each client. Only the name travels.
+    It can replace any value of its type: in the body of a computation, and in
+    arguments, such as a list with one file for each client. Only the name is sent.
 
     Args:
-        uri: a path, or a URI of `file`, `memory`, or of a protocol of fsspec that
-            `Config.data.protocols` names, in the file system of the executor; of a
-            TFRecord, parquet, arrow, feather, CSV, JSON lines, npz or npy file; `#name`
-            selects one column.
-        type_spec: anything that converts to the type of the value.
+        uri: A path or a URI in the file system of the executor. The protocol is `file`,
+            `memory`, or a protocol of fsspec that `Config.data.protocols` names. The
+            file is a TFRecord, parquet, arrow, feather, CSV, JSON lines, npz or npy
+            file. `#name` selects one column.
+        type_spec: Anything that converts to the type of the value.
 
     Raises:
-        TypeError: `uri` is no text, or no file holds values of the type.
-        CompileError: the type nests deeper than protobuf writes or reads.
+        TypeError: `uri` is not text, or no file can have values of the type.
+        CompileError: The type nests deeper than protobuf writes or reads.
     """
     declared = specs.to_type(type_spec)
     _check_data_type(declared)
@@ -104,21 +105,12 @@ def _check_data_type(type_spec: fl.Type) -> None:
 
 
 def read(uri: str, type_spec: fl.Type) -> Any:
-    """Open a file and return what it holds, as `normal_forms.normalize` takes it.
+    """Open a file and return its content, for `normal_forms.normalize`.
 
-    Args:
-        uri: as `data` takes it.
-        type_spec: a sequence of tensors or structures of them, or one of those alone.
-
-    Returns:
-        For a sequence a dataset, which reads rows as a caller iterates over it; else
-        numpy arrays, in a tuple for a structure.
-
-    Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read, or needs packages, or files
-            of the protocol may not be read here.
+    For a sequence, this is a dataset that reads rows during iteration. For tensors, it
+    is numpy arrays, in a tuple for a struct. Raises MissingFileError,
+    ValueMismatchError if the content has another type, or UnsupportedError for an
+    unknown format.
     """
     file = DataFile.parse(uri)
     is_sequence = isinstance(type_spec, fl.SequenceType)
@@ -133,7 +125,7 @@ def read(uri: str, type_spec: fl.Type) -> Any:
 
 
 def _arrow_kind(file: DataFile) -> Format | None:
-    """Return what arrow reads a file as; text may be compressed. None: nothing."""
+    """Return the format in which Arrow reads a file, or None. It may be compressed."""
     if file.suffix not in COMPRESSED:
         return _ARROW.get(file.suffix)
     inner = dataclasses.replace(file, uri=file.uri[: -len(file.suffix)])
@@ -144,13 +136,7 @@ def _arrow_kind(file: DataFile) -> Format | None:
 def open_table(
     file: DataFile, element: fl.Type, *, is_sequence: bool
 ) -> tuple[Table, dict[str, fl.TensorType]]:
-    """Return a file as a table, and name and type of each of its columns.
-
-    Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read.
-    """
+    """Return a file as a table, and the name and type of each of its columns."""
     kind = _arrow_kind(file)
     if kind is None and file.suffix not in _NUMPY:
         raise errors.UnsupportedError(
@@ -177,7 +163,7 @@ def _columns(file: DataFile, element: fl.Type) -> dict[str, fl.TensorType]:
             raise file.mismatch(
                 "a sequence, a structure of tensors or a tensor", f"`{leaf}`"
             )
-        # numpy.savez names arrays without a name so.
+        # `numpy.savez` uses these names for arrays without a name.
         names = (f"arr_{part}" if isinstance(part, int) else part for part in path)
         columns[".".join(names) or file.column or ""] = leaf
     return columns
@@ -205,7 +191,7 @@ def _check_column(
     *,
     is_sequence: bool,
 ) -> None:
-    """Compare a column with a declared type as far as the file's schema goes."""
+    """Compare a column with a declared type as far as the file's schema allows."""
     if name not in columns:
         raise file.mismatch(f"a column `{name}`", f"the columns {list(columns)}")
     spec = columns[name]
@@ -221,7 +207,7 @@ def _check_column(
 
 
 def _fits_flat(declared: Dims, *, is_sequence: bool) -> bool:
-    """Return whether lists can be laid in a shape: only its first size is unknown."""
+    """Return whether a list can be reshaped: only the first size may be unknown."""
     if declared is None:
         return False
     cell = declared if is_sequence else declared[1:]
@@ -233,12 +219,7 @@ def chunks_of(
 ) -> Iterator[list[Any]]:
     """Yield the cells of all columns, chunk by chunk, in their declared shapes.
 
-    Args:
-        file: for errors.
-        table: the file, opened.
-        leaves: name and type of each column; its shape is that of a cell after the
-            first `1 - rank` dimensions.
-        rank: 0 where the types are those of cells, 1 where of whole columns.
+    The types of `leaves` describe a cell if `rank` is 0, and a whole column if it is 1.
     """
     names = list(leaves)
     shapes = [leaf.shape and leaf.shape[rank:] for leaf in leaves.values()]
@@ -343,12 +324,9 @@ def _read_records(
 ) -> Any:
     """Return a dataset of the examples, or all their features stacked.
 
-    Args:
-        file: to read; its first record is, at once, to check it.
-        leaves: feature and type of each tensor; "" is the only feature.
-        element: the type of an element, or of the whole.
-        is_sequence: whether an example is one element; else tensors have one row an
-            example.
+    The first record is read and checked at once. If `is_sequence`, each example is an
+    element. Otherwise tensors have one row for each example. In `leaves`, the name ""
+    stands for the only feature.
     """
     first = next(_batches(file, 1), None)
     if first is None and "" in leaves:
@@ -372,10 +350,9 @@ def _read_records(
 
 
 def _batches(file: DataFile, count: int) -> Iterator[tf.Tensor]:
-    """Yield the data of all records, so many at a time, as vectors of strings.
+    """Yield the data of `count` records at a time, as vectors of strings.
 
-    Raises:
-        ValueMismatchError: a record is damaged, or cut short.
+    Raises ValueMismatchError for a damaged or incomplete record.
     """
     num_bytes = 0
     with file.on_disk() as path:
@@ -400,7 +377,7 @@ def _checked(
     *,
     is_sequence: bool,
 ) -> Mapping[str, fl.TensorType]:
-    """Compare declared types with the first example; name what has no name."""
+    """Compare declared types with the first example, and name an unnamed feature."""
     try:
         example = tf.train.Example.FromString(record)
     except Exception as error:  # DecodeError, of whichever protobuf TensorFlow uses
@@ -494,17 +471,7 @@ SMALL_BYTES = 128 * 2**20
 def read_if_small(
     uri: str, type_spec: fl.SequenceType
 ) -> "ColumnarSequence | tf.data.Dataset[Any]":
-    """Open a file and return its rows; a dataset of them where they are many.
-
-    Args:
-        uri: as `data` takes it.
-        type_spec: of the sequence.
-
-    Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read, or needs packages.
-    """
+    """Open a file and return its rows, or a dataset if there are many rows."""
     file = DataFile.parse(uri)
     if file.suffix in SUFFIXES:
         return read(uri, type_spec)
@@ -527,16 +494,7 @@ def read_if_small(
 def read_cached(
     uri: str, type_spec: fl.SequenceType, keep: Keep
 ) -> "ColumnarSequence | tf.data.Dataset[Any]":
-    """Return what `read_if_small` does; of a file that did not change, what is kept.
-
-    Args:
-        uri: as `data` takes it.
-        type_spec: of the sequence.
-        keep: see `Keep`.
-
-    Raises:
-        As `read_if_small`.
-    """
+    """Return the result of `read_if_small`, which is cached until the file changes."""
     stamp = DataFile.parse(uri).stamp()
     if stamp is None:
         return read_if_small(uri, type_spec)
@@ -556,17 +514,7 @@ def _column(cells: Any, leaf: fl.TensorType) -> Column:
 
 
 class FileSequence(datasets.KnownSequence):
-    """A sequence in a file, which is read anew whenever somebody asks for elements.
-
-    Args:
-        uri: as `data` takes it.
-        type_spec: of the sequence.
-
-    Raises:
-        MissingFileError: the file is not there.
-        ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read, or needs packages.
-    """
+    """A sequence in a file. Each request for elements reads the file again."""
 
     def __init__(self, uri: str, type_spec: fl.SequenceType) -> None:
         dataset = read(uri, type_spec)
@@ -574,7 +522,7 @@ class FileSequence(datasets.KnownSequence):
         self._uri, self._type_spec = uri, type_spec
 
     def load(self) -> "datasets.HeldSequence | tf.data.Dataset[Any]":
-        """Return the rows, read now; a dataset of them where they are many."""
+        """Read the rows now. If there are many, return a dataset of them."""
         rows = read_if_small(self._uri, self._type_spec)
         if isinstance(rows, ColumnarSequence):
             return datasets.HeldSequence(rows, self.element)
@@ -582,11 +530,10 @@ class FileSequence(datasets.KnownSequence):
 
 
 def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
-    """Return the types of features, from whatever converts to them.
+    """Return the types of features, from anything that converts to them.
 
-    Raises:
-        ValueMismatchError: an example cannot hold one: it knows int64, float32 and
-            strings, in a shape whose first size alone may be unknown.
+    Raises ValueMismatchError for a type that an example cannot have. Dtypes are int64,
+    float32 and strings, and only the first size may be unknown.
     """
     types: dict[str, fl.TensorType] = {}
     for name, declared in features.items():
@@ -610,15 +557,9 @@ def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
 def parse_examples(
     serialized: Sequence[bytes], features: Mapping[str, fl.TensorType], label: str
 ) -> ColumnarSequence:
-    """Return examples as a sequence, an element each, features in the order given.
+    """Return serialized examples as a sequence, with features in the given order.
 
-    Args:
-        serialized: of `tf.train.Example`.
-        features: as `to_features` returned them.
-        label: what these are called in an error.
-
-    Raises:
-        ValueMismatchError: an example has no such feature, of that kind and size.
+    Each example is an element. `label` names the examples in errors.
     """
     wanted = {name: _feature(name, tensor) for name, tensor in features.items()}
     try:

@@ -1,4 +1,4 @@
-"""Random numbers of Keras inside computations: keyed, like those of TensorFlow.
+"""Keyed random numbers of Keras inside computations, as for TensorFlow's own ops.
 
 Keras draws by stateless ops. Their seed comes from a `SeedGenerator`, which is a
 variable of a seed and a count, or it is a whole number. In the graph of a computation,
@@ -90,14 +90,14 @@ def forget_global_draws() -> None:
 
 
 class _GlobalGenerator:
-    """Stands for a `SeedGenerator`, without a variable."""
+    """Replaces a `SeedGenerator`, without a variable."""
 
     def next(self, ordered: bool = True) -> tf.Tensor:  # noqa: ARG002, FBT001, FBT002
         return draw_key()
 
 
 class _DefaultSeed(int):
-    """A seed that nobody chose; one draw from it returns the same as the next."""
+    """A seed that nobody chose. Two draws from it return the same numbers."""
 
 
 def _replaced() -> AbstractContextManager[None]:
@@ -120,7 +120,7 @@ def _replacements() -> Replacements:
 
 
 def _counting(original: Any) -> Any:
-    """Return what Keras takes default seeds from: in a graph, a count."""
+    """Return a replacement for Keras' source of default seeds. It counts in graphs."""
 
     def randint(first: int, last: int) -> int:
         graph = current_graph()
@@ -162,7 +162,6 @@ def _adding_key(original: Method) -> Method:
 
 
 def _is_of(graph: TracedGraph, state: Any) -> bool:
-    """Return whether a generator's variable was made in a computation's graph."""
     variable = state._value  # noqa: SLF001 (no public way)
     if (
         variable is None
@@ -173,7 +172,7 @@ def _is_of(graph: TracedGraph, state: Any) -> bool:
 
 
 def _count_of(generator: Any) -> tf.Variable:
-    """Return the state of a generator from outside, in the graph that is current."""
+    """Return a variable of the current graph with an outer generator's first state."""
     graph = current_graph()
     assert graph is not None
     seed = generator._initial_seed  # noqa: SLF001 (no public way)
@@ -185,14 +184,14 @@ def _start(seed: int) -> tf.Tensor:
 
 
 def _key_of(graph: TracedGraph) -> tf.Tensor:
-    """Return the key of all seeds in a graph, drawn once in an evaluation."""
+    """Return the key of all seeds in a graph. Each evaluation draws it once."""
     return graph.write_once(draw_key, lambda draw: draw())
 
 
 def _default_of(graph: TracedGraph) -> _DefaultSeed:
-    """Return a seed that no other generator of a graph has by default.
+    """Return a default seed that no other generator of a graph has.
 
-    Traced again, a computation has the same ones, and so the same draws.
+    The number depends on the graph alone, so a second trace has the same draws.
     """
     graph.num_default_seeds += 1
     return _DefaultSeed(_FIRST_DEFAULT + graph.num_default_seeds)

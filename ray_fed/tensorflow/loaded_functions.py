@@ -5,7 +5,7 @@ is called with a dataset that is read lazily, the message runs as it was written
 
 A sequence that a computation returns is computed when its elements are needed. A
 computation that takes such a sequence is composed with the computation that returned
-it, as in kernels: no dataset is made between them, and the bits are those of kernels.
+it, as in kernels: no dataset is made between them, and kernels compute the same bits.
 """
 
 import functools
@@ -38,12 +38,8 @@ _COMPOSED = 16
 class ReturnedSequence(datasets.KnownSequence):
     """A sequence that a computation without state returned.
 
-    Args:
-        message: The computation, or several composed computations.
-        types: The types of the leaves of its parameter, in order.
-        leaves: The tensors and sequences that were passed, in order.
-        element: The type of the elements.
-        run: Makes a dataset of the elements.
+    `message` may be several composed computations. `types` and `leaves` describe the
+    tensors and sequences that were passed, in order. `run` makes a dataset.
     """
 
     def __init__(
@@ -103,11 +99,7 @@ def load_function(
 ) -> Executable:
     """Return a TensorFlow message as a function from normal form to normal form.
 
-    Args:
-        message: A `pb.TensorFlow`.
-        type_spec: Type of the function.
-        device: Name of the device to run on, or None to leave it to TensorFlow.
-        lowers: Whether it may run without tf.data, instead of as it was written.
+    `lowers` says whether it may run without tf.data, instead of as it was written.
     """
     function_type = cast("fl.FunctionType", type_spec)
     source = loader.Source(

@@ -32,12 +32,11 @@ Normal = Any
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """A function of one argument or of none. Its owner knows its type.
+    """A function of one argument or of none.
 
-    Attributes:
-        run: Does the work.
-        unlowered: The reason why it reads its sequences through tf.data, or None if it
-            does not, or takes no sequences.
+    Its owner knows its type.
+
+    `unlowered` is the reason why it reads its sequences through tf.data, or None.
     """
 
     run: Callable[..., Normal]
@@ -51,12 +50,8 @@ class Executable:
 def normalize(value: Any, type_spec: fl.Type) -> Normal:
     """Return a value in the normal form of its type, checked.
 
-    Args:
-        value: A value of the type in any form: normal, plain, or as users write it.
-        type_spec: A type without placements.
-
-    Raises:
-        ValueMismatchError: The value is not of the type, or the type is placed.
+    The value may be normal, plain, or as users write it. Raises ValueMismatchError if
+    it does not have the type, or if the type is placed.
     """
     value = _read(value, type_spec)
     match type_spec:
@@ -132,14 +127,9 @@ def _normalize_sequence(
 
 
 def move(value: Normal, type_spec: fl.Type, device: str) -> Normal:
-    """Return a normal form with its tensors on a device.
+    """Return a normal form with its tensors on a logical device.
 
-    Sequences and strings stay where they are: not every kind of device holds them.
-
-    Args:
-        value: A normal form of type `type_spec`.
-        type_spec: Its type.
-        device: Name of a logical device.
+    Sequences and strings stay where they are, because not every device holds them.
     """
 
     def move_leaf(leaf: Normal, leaf_type: fl.Type) -> Normal:
@@ -182,8 +172,7 @@ def unflatten(tensors: Iterable[tf.Tensor], type_spec: fl.Type) -> Normal:
 def compute(value: Normal, type_spec: fl.Type) -> Any:
     """Return a normal form as numpy values in structs, a list for a sequence.
 
-    Raises:
-        ValueMismatchError: The type is, or has, a function.
+    Raises ValueMismatchError for a type with functions.
     """
     return trees.map_leaves(_compute_leaf, value, type_spec)
 

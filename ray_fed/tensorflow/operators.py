@@ -1,4 +1,4 @@
-"""Arithmetic of intrinsics on nested tensors: what the leaf executor runs itself."""
+"""Arithmetic of intrinsics on nested tensors, which the leaf executor runs itself."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -60,10 +60,10 @@ def count_of(parts: list[Tensors]) -> Any:
 
 
 def divide_sums(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
-    """Return means of what was summed; of no values there is none."""
+    """Divide sums by their weight or count. Without values, the means are NaN."""
     tensors = [tensor for part in parts for tensor in part]
     sums = tensors[: len(flatten_type(type_spec.result))]
-    weight = tensors[len(sums)]  # the count itself where no weights were given
+    weight = tensors[len(sums)]  # the count itself if there are no weights
     return [tf.divide(x, tf.cast(weight, x.dtype)) for x in sums]
 
 
@@ -95,7 +95,7 @@ def _modular_zero(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
 
 
 def _to_modulus(modulus: Any, type_spec: fl.TensorType) -> Any:
-    """Return a modulus as one of a type that values have, if it fits."""
+    """Return a modulus with the dtype of the values, if it fits."""
     value, largest = modulus.numpy(), np.iinfo(type_spec.dtype).max
     if value.size and not (value.min() > 0 and value.max() <= largest):
         raise errors.ComputationError(
@@ -113,7 +113,7 @@ def _add_modular(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
 
 
 def _add_modulo(x: Any, y: Any, modulus: Any) -> Any:
-    """Return (x + y) % modulus, x from 0 to modulus - 1; no sum is above that."""
+    """Return (x + y) % modulus, for x in 0 to modulus - 1, without overflow."""
     y = tf.math.floormod(y, modulus)
     room = modulus - y
     return tf.where(x >= room, x - room, x + y)

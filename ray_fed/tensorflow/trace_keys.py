@@ -42,7 +42,7 @@ class UndescribedError(Exception):
 
 @runtime_checkable
 class Described(Protocol):
-    """A value that says what graphs are made of when they are traced with it."""
+    """A value that describes its part of the graphs that are traced with it."""
 
     def describe_for_graphs(self) -> Any:
         """Return values that this module describes."""
@@ -52,10 +52,9 @@ class Described(Protocol):
 def find_key(
     function: Any, parameter: fl.Type | None, *others: Any
 ) -> tuple[str, list[Number]] | None:
-    """Return a hash of what a function traces, and the numbers in it, in order.
+    """Return a hash of the graph that a function traces, and its numbers in order.
 
-    Returns:
-        None if something in the function is not described.
+    The result is None if something in the function has no description.
     """
     import keras
 
@@ -138,7 +137,6 @@ def _describe_function(function: Any, describe: Any) -> Any:
 
 
 def _name(named: Any) -> str:
-    """Return the name of a class or function that ray_fed or a package wrote."""
     module = str(named.__module__)
     if not module.startswith(_KNOWN_MODULES):
         raise UndescribedError(f"{module}.{named.__qualname__}")
@@ -168,8 +166,7 @@ def _describe_type(type_spec: Any) -> Any:
 def describe_keras(value: Any) -> Any:
     """Return what an object of Keras is made from, if Keras wrote all of it.
 
-    Raises:
-        UndescribedError: some of it is of another package.
+    Raises UndescribedError if some of it is of another package.
     """
     import keras
 
@@ -180,20 +177,16 @@ def describe_keras(value: Any) -> Any:
         plain = (*plain, "function")
     try:
         written: Any = keras.saving.serialize_keras_object(value)
-    except Exception as error:  # whatever a config holds
+    except Exception as error:  # a config may hold anything
         raise UndescribedError(str(error)) from error
     _check_config(written, plain)
     return repr(written)
 
 
 def settings_of(value: Any, *, public: bool = False) -> dict[str, Any]:
-    """Return the attributes of a Keras object.
+    """Return the attributes of a Keras object, without private ones if `public`.
 
     Configs are incomplete. For example, the config of `Huber` lacks `delta`.
-
-    Args:
-        value: The object.
-        public: Whether to leave private attributes out.
     """
     named = {n: v for n, v in vars(value).items() if not (public and n.startswith("_"))}
     return {name: _without_keras(part) for name, part in named.items()}

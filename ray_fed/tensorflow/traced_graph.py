@@ -26,9 +26,8 @@ Method: TypeAlias = Callable[..., Any]
 class Replacements:
     """Replaces attributes of classes and modules while at least one block is open.
 
-    Args:
-        replacements: Functions from an original to its replacement, by the class or
-            module and the name of the attribute.
+    `replacements` maps each attribute to a function from the original value to the new
+    one.
     """
 
     def __init__(
@@ -61,22 +60,20 @@ class Replacements:
 class TracedGraph(tf.Graph):
     """A graph in which tensors and variables are compared element by element.
 
-    Attributes:
-        num_default_seeds: Number of Keras' generators in it to which no seed was given.
+    `num_default_seeds` counts Keras' generators in it that got no seed.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.num_default_seeds = 0
-        # By identity; holds the objects, so that an id is not another's.
+        # By id. The objects stay alive, so that no other object gets their ids.
         self._written: dict[int, tuple[Any, Any]] = {}
 
     def write_once(self, value: Any, write: Callable[[Any], Any]) -> Any:
-        """Return what stands for an object in this graph, the same each time.
+        """Return the replacement of an object in this graph, the same each time.
 
-        Args:
-            value: An eager tensor, or another object from outside of the graph.
-            write: Adds to this graph what stands for the object, and returns it.
+        The object is an eager tensor, or another object from outside of the graph.
+        `write` adds the replacement to this graph.
         """
         if id(value) not in self._written:
             with tf.init_scope():
@@ -104,9 +101,8 @@ _MARKS = itertools.count()
 class Number:
     """A number that graphs take as an input.
 
-    Attributes:
-        value: The number. A function that is traced calls `read` instead.
-        mark: The value of the attribute of its constants.
+    A traced function calls `read` instead of using `value`. `mark` is an attribute of
+    the number's constants in graphs.
     """
 
     def __init__(self, value: float) -> None:

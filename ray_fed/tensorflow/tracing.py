@@ -2,11 +2,10 @@
 
 Side effects run in the order they are written, as in a `tf.function`. Inside the
 function a call of another computation is copied into the same graph.
-Variables and tables that it makes are initialized anew on every call.
+Its variables and tables are initialized again on every call.
 
-Some methods of TensorFlow's classes are replaced while functions are traced (see
-`ray_fed.tensorflow.traced_graph`); for those of Keras, see
-`ray_fed.tensorflow.keras_seeds`.
+Some methods of TensorFlow's classes are replaced while functions are traced, see
+`ray_fed.tensorflow.traced_graph`. For Keras, see `ray_fed.tensorflow.keras_seeds`.
 
 * `==` and `!=` compare elements. TensorFlow compares tensors of a plain `tf.Graph` by
   identity, also inside of the `tf.function`s and dataset functions in it: `x == 0`
@@ -55,7 +54,10 @@ from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 
 
 def _comparing(operation: Method, *, when_none: bool) -> Callable[[Method], Method]:
-    """Return what makes a comparison of elements of one of identities."""
+    """Return a decorator that makes a comparison work element by element.
+
+    In TensorFlow's own code, the original comparison stays.
+    """
 
     def make(original: Method) -> Method:
         def compare(self: Any, other: Any) -> Any:
@@ -87,7 +89,7 @@ compared_by_element = Replacements(
 
 
 def _is_identity_meant() -> bool:
-    """Return whether TensorFlow's own code compares, that for variables and graphs."""
+    """Return whether TensorFlow's own code compares. It compares identities."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame and frame.f_back
@@ -108,7 +110,7 @@ would fix TensorFlow's threads."""
 
 
 def _converting(original: Method) -> Method:
-    """Return the conversion of an eager tensor to one of the graph of now."""
+    """Return the conversion of an eager tensor to a tensor of the current graph."""
 
     def convert(tensor: Any, dtype: Any = None, name: str | None = None) -> Any:
         if not tf.executing_eagerly():
@@ -125,14 +127,14 @@ captured_as_constants = Replacements({(_EAGER, "__tf_tensor__"): _converting}).r
 
 
 def _write(tensor: Any) -> Any:
-    """Return what stands for an eager tensor in the graph that is current.
+    """Return the replacement of an eager tensor in the current graph.
 
-    Raises:
-        CompileError: it stands for something of this process, such as a dataset.
+    Raises CompileError if the tensor refers to an object of this process, such as a
+    dataset.
     """
     if tensor.dtype not in (tf.resource, tf.variant):
         return tf.constant(tensor.numpy())
-    # TensorFlow lets a handle know the object that it is of; there is no public name.
+    # TensorFlow attaches its object to a handle. This has no public name.
     owner = getattr(tensor, "_parent_trackable", lambda: None)()
     if isinstance(owner, tf.lookup.StaticHashTable):
         return _write_table(owner)
@@ -144,9 +146,9 @@ def _write(tensor: Any) -> Any:
 
 
 def _write_table(table: Any) -> Any:
-    """Return the handle of a table of the same content, in the graph that is current.
+    """Return the handle of a table of the same content, in the current graph.
 
-    The graph initializes it with its variables, before all that reads it.
+    The graph initializes the table with its variables, before any op reads it.
     """
     with context.eager_mode():
         try:
@@ -265,18 +267,12 @@ def _unflatten(tensors: Any, type_spec: fl.Type) -> Any:
 def trace(
     fn: Callable[..., Any], parameter: fl.Type | None, *, unpack: bool | None
 ) -> fl.framework.ConcreteComputation:
-    """Return the computation that a Python function or `tf.function` is.
+    """Return the computation of a Python function or `tf.function`.
 
-    Args:
-        fn: takes tensors, datasets and structures of them; autograph converts it,
-            unless it is of ray_fed.
-        parameter: its type, None for a function of no arguments.
-        unpack: whether a struct is handed over as several arguments; None: inferred.
-
-    Raises:
-        TypeError: a parameter or result is not made of tensors and sequences.
-        ValueError: `fn` returns None.
-        CompileError: a type nests deeper than protobuf reads.
+    Autograph converts the function, unless it belongs to ray_fed. `unpack` says whether
+    a struct becomes several arguments, and None infers it. Raises TypeError for
+    parameters or results that are not tensors and sequences, ValueError for a result of
+    None, and CompileError for a type that nests too deeply for protobuf.
     """
     key = trace_keys.find_key(fn, parameter, unpack) if _is_own(fn) else None
     if key is not None and (kept := _find_kept(*key, parameter)) is not None:
@@ -295,7 +291,7 @@ def trace(
 def _find_kept(
     key: str, numbers: Sequence[Number], parameter: fl.Type | None
 ) -> fl.framework.ConcreteComputation | None:
-    """Return a computation that was kept, with these numbers; None if there is none."""
+    """Return a cached computation with these numbers, or None."""
     kept = kept_graphs.find(key)
     if kept is None:
         return None
@@ -320,7 +316,7 @@ def _find_kept(
 def _keep(
     key: str, numbers: Sequence[Number], comp: fl.framework.ConcreteComputation
 ) -> None:
-    """Keep a computation, unless a class of the user's is in the type of its result."""
+    """Cache a computation, unless a class of the user's is in its result's type."""
     containers = list(trace_keys.containers_of(comp.type_signature.result))
     if all(not name or name.startswith(_OWN_CONTAINERS) for name in containers):
         marks = [number.mark.decode() for number in numbers]
@@ -377,8 +373,8 @@ def _trace(
 def convert(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Let autograph see Python's own `for`, `while` and `if` over tensors.
 
-    ray_fed's own functions have none. To convert them took two fifths of the time of
-    `build_fed_avg` (2026-11-27).
+    ray_fed's own functions have no such statements. Converting them took two fifths of
+    the time of `build_fed_avg` (2026-11-27).
     """
     if _is_tf_function(fn):
         return fn
@@ -436,19 +432,11 @@ Raises:
 
 
 class RowMap:
-    """Maps rows by a function over tensors; pickled as the function.
+    """Maps rows by a function over tensors, and is pickled as the function.
 
-    Args:
-        function: from a row, in the containers of its type, to another one.
-        row: the type of a row; all shapes are known.
-
-    Attributes:
-        function: as it was given.
-        result: the type of what the function returns.
-
-    Raises:
-        ValueMismatchError: a shape in one of the types is not known.
-        UnsupportedError: the function draws random numbers.
+    The function maps a row, in the containers of its type, to another row. All shapes
+    must be known. The constructor raises UnsupportedError if the function draws random
+    numbers.
     """
 
     def __init__(self, function: Callable[[Any], Any], row: fl.Type) -> None:
@@ -479,22 +467,14 @@ class RowMap:
         return self.__dict__ | {"function": function, "_traced": None}
 
     def identify(self) -> str | None:
-        """Return a hash of what the function computes; None if Python code runs in it.
-
-        The function is traced for it.
-        """
+        """Return a hash of the function's graph, or None if Python code runs in it."""
         try:
             return identify_computation(computation(self.function, self._row))[:16]
         except errors.UnsupportedError:
             return None
 
     def apply(self, rows: ColumnarSequence, label: str) -> ColumnarSequence:
-        """Return the rows that the function makes.
-
-        Args:
-            rows: of a client.
-            label: what it has, for errors.
-        """
+        """Return the rows that the function makes. `label` names the rows in errors."""
         types = tensor_structures.flatten_type(self._row)
         with tf.device("/device:CPU:0"):
             if self._traced is None:

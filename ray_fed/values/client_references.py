@@ -48,8 +48,8 @@ class ClientSource(abc.ABC):
 
     Attributes:
         token: Identifies the source. Sources with the same token have the same values.
-        is_resident: Whether a cache is of no use, because a read takes no time besides
-            a read of `base`.
+        is_resident: Whether a cache is useless, because a read takes no time besides a
+            read of `base`.
         opens_once: Whether the first read opens resources that all further reads need.
             A reader should then keep the source.
         num_bytes: Bytes of the arrays in this process.
@@ -66,9 +66,8 @@ class ClientSource(abc.ABC):
     def read(self, position: int) -> Plain:
         """Return a client's plain value.
 
-        Raises:
-            ValueMismatchError: The value does not have the type of the source.
-            ComputationError: The value could not be read.
+        Raises ValueMismatchError if the value does not have the type of the source, and
+        ComputationError if it could not be read.
         """
 
     def read_base(self, position: int) -> Plain:
@@ -106,10 +105,8 @@ class ClientSource(abc.ABC):
         """Check that the columns of each batch of a client have one number of rows.
 
         A value that is not in this process is checked when it is read. Sources that
-        make batches of rows do not check.
-
-        Raises:
-            ValueMismatchError: They differ. The error names the client and the batch.
+        make batches of rows do not check. Raises ValueMismatchError with the client and
+        the batch.
         """
         if self.base is not None:
             self.base.check_batches(position, client)
@@ -216,7 +213,6 @@ class ClientRun(ClientSequence):
     """Some clients of a source, in place of a value placed at clients.
 
     Attributes:
-        source: The source of all these clients.
         type_signature: Type of one client's value.
         positions: i64[clients]: position of each client in the source. A position may
             occur several times.
@@ -270,12 +266,8 @@ def _check_type(found: fl.Type, wanted: fl.Type) -> None:
 def as_run(value: object, type_spec: fl.Type) -> ClientRun | None:
     """Return a value for clients as a `ClientRun`, or None if that is not possible.
 
-    Args:
-        value: A `ClientRun`, a list of references to clients, or any other value.
-        type_spec: Declared type of one client's value.
-
-    Raises:
-        ValueMismatchError: The clients have values of another type.
+    A list of references to clients can become a `ClientRun`. `type_spec` is the type of
+    one client's value. Raises ValueMismatchError if clients have another type.
     """
     run = value if isinstance(value, ClientRun) else _gather(value)
     if run is None:
@@ -374,8 +366,8 @@ def _gather(value: object) -> ClientRun | None:
 def plain_id(client: Any) -> Any:
     """Return an id in types of Python.
 
-    NumPy's integers and strings are equal to Python's, but have other texts. What
-    depends on the text, such as the order of shuffled rows, must be the same.
+    NumPy's integers and strings are equal to Python's, but have other texts. The order
+    of shuffled rows depends on this text, and must be the same for both.
     """
     if isinstance(client, tuple) and not hasattr(client, "_fields"):
         return tuple(map(plain_id, cast("tuple[Any, ...]", client)))
@@ -405,17 +397,10 @@ ClientIds: TypeAlias = tuple[Hashable, ...]
 
 
 def check_pairs(arg: Plain, type_spec: fl.Type | None) -> None:
-    """Check that all parts of an argument with ids have them in the same order.
+    """Raise ValueMismatchError unless all parts of an argument have equal ids.
 
     Values of clients are paired by index, so the ids at each index must be equal. A
     part without ids, such as a list of arrays, is not compared.
-
-    Args:
-        arg: The argument of a call.
-        type_spec: Type of the argument, or None for a call without one.
-
-    Raises:
-        ValueMismatchError: Two parts have different clients at one index.
     """
     if type_spec is None:
         return
@@ -430,13 +415,9 @@ def check_pairs(arg: Plain, type_spec: fl.Type | None) -> None:
 
 
 def check_same_clients(parts: Iterable[Sequence[ClientIds]]) -> None:
-    """Check that values of clients have the same ids in the same order.
+    """Raise ValueMismatchError unless values of clients have the same ids in order.
 
-    Args:
-        parts: The result of `ids_by_client` for each value.
-
-    Raises:
-        ValueMismatchError: Two values have different clients at one index.
+    `parts` has the result of `ids_by_client` for each value.
     """
     named = [ids for ids in parts if ids]
     for index, found in enumerate(itertools.zip_longest(*named, fillvalue=())):
@@ -501,8 +482,7 @@ _SAMPLED_ARRAYS, _SAMPLED = 64, 16
 class _ListPickler(pickle.Pickler):
     """Pickles lists of numbers, strings and arrays, without the bytes of arrays.
 
-    Raises:
-        PicklingError: The list has another object, or an array that is not contiguous.
+    Raises PicklingError for other objects, and for an array that is not contiguous.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -538,7 +518,7 @@ _PICKLED = (
 
 
 def _lay_array(*about: Any) -> NDArray[Any]:
-    """Stand for `_ListUnpickler.lay` in a pickled structure."""
+    """Replaces `_ListUnpickler.lay` in a pickled structure."""
     raise NotImplementedError(f"An array without its bytes: {about}.")
 
 
@@ -563,10 +543,8 @@ class _ListUnpickler(pickle.Unpickler):
 class _Content:
     """The content of a list.
 
-    Attributes:
-        structure: The pickled list, without the bytes of its arrays.
-        arrays: The list's own arrays, or copies of their bytes.
-        num_bytes: Bytes of structure and arrays.
+    `structure` is the pickled list without the bytes of its arrays. `arrays` are the
+    list's own arrays, or copies of their bytes.
     """
 
     structure: bytes
@@ -611,16 +589,13 @@ class _Content:
 class ListCache:
     """Recognizes lists of client values that are passed again, by their content.
 
-        first time     a hash of a sample is remembered
-        second time    the list is copied, and a `ClientRun` replaces it
-        later          the list is compared with the copy, byte for byte
+        first time     a hash of a sample is remembered     second time    the list is
+    copied, and a `ClientRun` replaces it     later          the list is compared with
+    the copy, byte for byte
 
     Workers can then cache the clients' data. A modified list is a new one. Any thread
-    may use this.
-
-    Args:
-        max_bytes: Maximum bytes of all copied lists. Each counts twice, because its
-            sequences are copied again as columns. The least recently used is dropped.
+    may use this. Each copied list counts twice for `max_bytes`, because its sequences
+    are copied again as columns. The least recently used list is dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -638,11 +613,8 @@ class ListCache:
     ) -> Sequence[Plain]:
         """Return the plain values of a list of clients, or a `ClientRun` for them.
 
-        Args:
-            members: The value of each client, unchecked.
-            member: Declared type of one client's value.
-            read: Function that converts such a list to plain values. It is not called
-                for a list that was recognized.
+        `read` converts such a list to plain values. It is not called for a recognized
+        list.
         """
         content = _Content.of(members) if self._max_bytes else None
         if content is None or content.num_bytes < _LEAST_BYTES:

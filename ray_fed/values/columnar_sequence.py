@@ -109,9 +109,7 @@ class Column:
 class ColumnarSequence:
     """The plain value of a `SequenceType`.
 
-    Attributes:
-        columns: A column for each tensor of the element type, in the order of the type.
-        length: Number of elements.
+    `columns` has a column for each tensor of the element type, in the type's order.
     """
 
     columns: tuple[Column, ...]
@@ -147,10 +145,8 @@ class ColumnarSequence:
 class Sizes:
     """The sizes of a sequence whose elements all have the same shapes.
 
-    Attributes:
-        length: Number of elements.
-        batches: Leading dimension of each column's elements; None where the type fixes
-            it.
+    `batches` has the leading dimension of each column's elements, or None if the type
+    fixes it.
     """
 
     length: int
@@ -162,15 +158,10 @@ def lay_column(
     dtype: np.dtype[np.generic],
     shape: Dims,
 ) -> Column:
-    """Concatenate the tensors of one column.
+    """Concatenate the tensors of one column, of `dtype` and compatible with `shape`.
 
     The result is read-only if it is a copy. A single tensor with an unknown first
-    dimension is not copied.
-
-    Args:
-        tensors: The tensor of each element, of `dtype` and compatible with `shape`.
-        dtype: Dtype of the tensors, object for strings.
-        shape: Shape of one tensor, as the federated type declares it.
+    dimension is not copied. Strings have the dtype object.
     """
     fixed = [] if shape is None else [size for size in shape if size is not None]
     if shape is not None and len(fixed) == len(shape):

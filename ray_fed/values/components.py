@@ -45,11 +45,7 @@ def _member(type_spec: fl.Type) -> tuple[fl.Type, bool]:
 
 
 def to_containers(components: Components, type_spec: fl.Type) -> Any:
-    """Return components, or objects in their place, in the containers of a type.
-
-    Raises:
-        ValueError: A struct of the type has no container.
-    """
+    """Return components, or objects in their place, in the containers of a type."""
     struct = trees.unflatten(iter(components), _unplaced(type_spec))
     alone, _ = fl.framework.transform_type_postorder(type_spec, _as_one)
     return fl.framework.type_to_py_container(struct, alone)

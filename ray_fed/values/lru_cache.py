@@ -12,13 +12,9 @@ _Value = TypeVar("_Value")
 class LruCache(Generic[_Key, _Value]):
     """Maps keys to at most `limit` values and drops the least recently used value.
 
-    Values must not be None. Several threads may use one cache.
-
-    Args:
-        limit: Maximum number of values, >= 1.
-        on_drop: Function that is called with each value that leaves the cache.
-        max_weight: Maximum sum of the values' weights, such as bytes.
-        least: Number of latest values that stay regardless of their weight, >= 1.
+    Values must not be None. Several threads may use one cache. `on_drop` is called with
+    each value that leaves. `max_weight` limits the sum of weights, such as bytes. The
+    latest `least` values stay regardless of their weight.
     """
 
     def __init__(

@@ -53,11 +53,7 @@ _PACKED_TYPES = 256
 
 
 def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plain:
-    """Check a value against the type of a tensor and return a NumPy value.
-
-    Raises:
-        ValueMismatchError: The value is not of the type.
-    """
+    """Check a value against the type of a tensor and return a NumPy value."""
     if isinstance(value, fl.program.MaterializableValueReference):
         raise _tensor_error(value, type_spec, label)  # numpy would compute its value
     if hasattr(value, "numpy") and hasattr(value, "dtype"):
@@ -88,9 +84,6 @@ def own(plain: Plain) -> Plain:
     """Return a plain value that the caller's code cannot change.
 
     Its arrays are read-only. Writable arrays are copied.
-
-    Args:
-        plain: A result of `to_plain`. A list has a value for each client.
     """
     match plain:
         case tuple() | list():
@@ -116,14 +109,8 @@ def copy_plain(plain: Plain) -> Plain:
 def gather_arrays(values: Sequence[Any], type_spec: fl.Type) -> list[Plain] | None:
     """Return values of one type as plain values if they have only NumPy arrays.
 
-    This takes a tenth of the time of a check of each value.
-
-    Args:
-        values: The values, unchecked. Structs are tuples or lists.
-        type_spec: Type of each value.
-
-    Returns:
-        The plain values, or None if a value has another form or may be wrong.
+    This takes a tenth of the time of a check of each value. Structs are tuples or
+    lists. The result is None if a value has another form or may be wrong.
     """
     if isinstance(type_spec, fl.TensorType):
         return list(values) if _are_arrays(values, type_spec) else None
@@ -314,7 +301,6 @@ _EXACT = 2**53
 
 
 def _are_equal(array: NDArray[Any], numbers: NDArray[Any]) -> bool:
-    """Return whether a cast changed no number."""
     if not (array == numbers).all():
         return False
     if numbers.dtype.kind not in "iu" or array.dtype.kind in "iu":
@@ -357,15 +343,9 @@ def lay_alike(
     """Return the elements of a sequence as columns if they are all alike.
 
     Elements are alike if they are numbers of one Python type, arrays of one dtype, or
-    dicts of these with the same names. All other elements must be checked one by one,
-    which takes about 13 us for each tensor.
-
-    Args:
-        elements: The elements, unchecked.
-        element: Declared type of each element.
-
-    Returns:
-        The columns, or None if elements are not alike or one may be wrong.
+    dicts of these with the same names. Otherwise, or if an element may be wrong, the
+    result is None. Other elements must be checked one by one, which takes about 13 us
+    for each tensor.
     """
     values = _leaves(elements, element) if elements else None
     if values is None:
@@ -450,16 +430,7 @@ _ALL = 2**62
 
 
 def to_plain_sequence(value: object, type_spec: fl.SequenceType, label: str) -> Plain:
-    """Check a dataset, a list or another iterable and return its columns.
-
-    Args:
-        value: The value, unchecked.
-        type_spec: Declared type.
-        label: Name of the value in an error.
-
-    Raises:
-        ValueMismatchError: The value is not of the type.
-    """
+    """Check a dataset, a list or another iterable and return its columns."""
     if isinstance(value, columnar_sequence.ColumnarSequence):
         return value
     element = type_spec.element
@@ -541,7 +512,7 @@ def _read_elements(
 def _lay(
     elements: Sequence[Any], element: fl.Type, label: str, start: int
 ) -> list[columnar_sequence.Column]:
-    """Check elements of a sequence, of which the first has the index `start`."""
+    """Check elements of a sequence. The first one has the index `start`."""
     types, name = flatten_type(element), _name_of_each(element)
     leaves = [
         trees.flatten(to_plain(member, element, f"{name} {index} of {label}"))
@@ -591,8 +562,8 @@ def _read_stacked(
 ) -> columnar_sequence.ColumnarSequence | None:
     """Return the columns of a dataset whose elements TensorFlow can batch.
 
-    This is ten times faster than `_read_elements`. Return None if elements have
-    different shapes, there are none, or one is not of the type. `_read_elements` then
+    This is ten times faster than `_read_elements`. The result is None if there are no
+    elements, shapes differ, or an element has another type. `_read_elements` then
     raises an error that names the element.
     """
     length = _length_of(dataset, label)
@@ -708,19 +679,9 @@ def _column_of(
 def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
     """Return a plain value in the Python containers that its type declares.
 
-    federated_language takes about 30 us for each tensor, mostly to inspect the type.
-    Here each type is inspected once.
-
-    Args:
-        plain: The plain value.
-        type_spec: Its type. A struct without a container becomes an OrderedDict if it
-            has names, otherwise a tuple.
-
-    Returns:
-        NumPy values at the leaves, bytes for strings, a list for a sequence.
-
-    Raises:
-        ValueError: A struct of the type does not fit its container.
+    A struct without a container becomes an OrderedDict if it has names, otherwise a
+    tuple. Strings are bytes, and a sequence is a list. federated_language takes about
+    30 us for each tensor, mostly to inspect the type. Here each type is inspected once.
     """
     return _build_pack(type_spec)(plain)
 
@@ -793,17 +754,9 @@ def to_plain(
     """Check a Python value against its type and return the plain value.
 
     `Stored`, `StoredComponents`, `External` and `ClientMember` are returned unread.
-
-    Args:
-        value: Numbers, NumPy arrays, eager tensors, datasets or containers of these,
-            from a caller or an executor.
-        type_spec: Declared type, without functions.
-        label: Name of the value in an error.
-        lists: Cache of lists of client values, or None.
-
-    Raises:
-        ValueMismatchError: The value is not of the type. Values are not cast, but
-            Python numbers take the declared dtype if it represents them exactly.
+    Values are not cast, but Python numbers take the declared dtype if it represents
+    them exactly. Raises ValueMismatchError if the value does not have the type. `label`
+    names the value in the error.
     """
     if isinstance(value, fl.framework.Data) and not type_checks.differs_by_client(
         type_spec
@@ -864,6 +817,7 @@ def _plain_federated(
     def read(members: Sequence[Any]) -> list[Plain]:
         is_at_hand = isinstance(members, list | tuple)
         if is_at_hand:
+            # The usual case, which takes a tenth of the time.
             arrays = gather_arrays(members, type_spec.member)
             if arrays is not None:
                 return arrays
@@ -888,16 +842,7 @@ def _plain_federated(
 
 
 def to_plain_around_datasets(value: object, type_spec: fl.Type, label: str) -> Any:
-    """Return the result of `to_plain`, but leave datasets unread.
-
-    Args:
-        value: See `to_plain`.
-        type_spec: Declared type, without functions.
-        label: Name of the value in an error.
-
-    Raises:
-        ValueMismatchError: The value, without its datasets, is not of the type.
-    """
+    """Return the result of `to_plain`, but leave datasets unread."""
     match type_spec:
         case fl.SequenceType() if is_dataset(value):
             return value
@@ -948,7 +893,7 @@ def _has_dataset(value: object, type_spec: fl.Type) -> bool:
 def as_structs(value: Any, type_spec: fl.Type | None) -> Any:
     """Return a caller's value with a Struct for each struct of its type.
 
-    Values that are not of the type are returned unchanged.
+    A value of another type is returned unchanged.
     """
     match type_spec:
         case fl.StructType():

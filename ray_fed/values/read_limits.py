@@ -27,7 +27,7 @@ class Limits:
 
     Attributes:
         num_bytes: Maximum bytes of the tensors of one sequence, > 0.
-        advice: What a user can do who needs more. It ends the error.
+        advice: The next step of a user who needs more. It ends the error.
         protocols: Protocols of URIs that are allowed, besides local files and "memory".
     """
 
@@ -54,12 +54,10 @@ _check: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
 def limited(
     limits: Limits, checking: Callable[[], None] | None = None
 ) -> Generator[None]:
-    """Limit what is read in the `with` block.
+    """Limit the data that is read in the `with` block.
 
-    Args:
-        limits: The limits.
-        checking: Function to call before each client and after every step. It raises a
-            `ClusterError` to end the reading. None keeps the current function.
+    `checking` is called before each client and after every step, and raises a
+    `ClusterError` to end the reading. None keeps the current function.
     """
     token = _limits.set(limits)
     check_token = _check.set(_check.get() if checking is None else checking)
@@ -84,9 +82,8 @@ def check() -> None:
 class Work:
     """A coroutine that a thread runs for a caller.
 
-    Attributes:
-        task: The task of the coroutine, once it has started.
-        is_cancelled: Whether the caller no longer waits.
+    `task` is set once the coroutine has started. `is_cancelled` says whether the caller
+    no longer waits.
     """
 
     def __init__(self) -> None:
@@ -142,11 +139,8 @@ def interruptible(
 ) -> contextlib.AbstractContextManager[object]:
     """Let a call in the `with` block end early when no caller waits for it.
 
-    The interrupted call raises `asyncio.CancelledError`.
-
-    Args:
-        interrupt: Function that makes the call raise, or does nothing if it has ended.
-            It runs on another thread.
+    `interrupt` runs on another thread. It makes the call raise
+    `asyncio.CancelledError`, or does nothing if the call has ended.
     """
     work = _work.get()
     return contextlib.nullcontext() if work is None else work.calling(interrupt)
@@ -162,9 +156,8 @@ class Meter:
     def add(self, num_bytes: int) -> None:
         """Count the bytes of a step.
 
-        Raises:
-            ValueMismatchError: The sequence exceeds its limit.
-            ClusterError: No caller waits for the value any longer.
+        Raises ValueMismatchError if the sequence exceeds its limit, and ClusterError if
+        no caller waits any longer.
         """
         check()
         limit = limits()
@@ -180,10 +173,8 @@ class Meter:
 def next_step(count: int, num_bytes: int, largest: int) -> int:
     """Return how many elements the next step reads, at most twice the last number.
 
-    Args:
-        count: Number of elements of the last step, > 0.
-        num_bytes: Bytes of the last step.
-        largest: Maximum number of elements of any step, > 0.
+    All arguments are > 0. `count` and `num_bytes` describe the last step, and `largest`
+    limits any step.
     """
     fitting = count * STEP_BYTES // max(1, num_bytes)
     return max(1, min(2 * count, fitting, largest))

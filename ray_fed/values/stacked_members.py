@@ -22,9 +22,8 @@ _MOST_BYTES = 64 * 1024
 class StackedMembers:
     """The plain values of two or more clients with one structure.
 
-    Attributes:
-        template: The structure as nested tuples, with the index of each tensor.
-        arrays: The values of each tensor. The first dimension is the client.
+    `template` is the structure as nested tuples, with the index of each tensor. The
+    first dimension of each of `arrays` is the client.
     """
 
     template: Any

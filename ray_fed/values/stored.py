@@ -23,9 +23,8 @@ from ray_fed.values import columnar_sequence
 class Stored:
     """A plain value in an object store.
 
-    Attributes:
-        reference: The store's own reference, opaque here.
-        num_bytes: Approximate bytes of the value's arrays, or 0 if unknown.
+    `reference` belongs to the store, and is opaque here. `num_bytes` is about the size
+    of the value's arrays, or 0 if unknown.
     """
 
     reference: object
@@ -36,10 +35,8 @@ class Stored:
 class StoredComponents:
     """A plain value with some components in an object store.
 
-    It is equal only to itself, so that an executor can tell that it has embedded it.
-
-    Attributes:
-        components: `Stored` or plain, in the order of `ray_fed.values.components`.
+    It is equal only to itself, so that an executor can recognize it. Its components are
+    `Stored` or plain, in the order of `ray_fed.values.components`.
     """
 
     components: tuple[object, ...]
@@ -47,11 +44,7 @@ class StoredComponents:
 
 @dataclasses.dataclass(frozen=True)
 class External:
-    """A value in a file, which is not read yet.
-
-    Attributes:
-        uri: Name of the file in the executor's file system.
-    """
+    """A value in a file, which is not read yet. The URI is valid for the executor."""
 
     uri: str
 
@@ -72,10 +65,7 @@ value, such as `Stored`, `StoredComponents` or `External`."""
 class StoredClients(ClientSequence):
     """The values of contiguous clients, as a range of a list in an object store.
 
-    Attributes:
-        reference: The store's own reference to the list, opaque here.
-        start: Index in the list of the first client.
-        stop: Index in the list after the last client.
+    `reference` belongs to the store, and is opaque here.
     """
 
     reference: object
@@ -134,11 +124,7 @@ def is_listed(value: object) -> bool:
 
 
 def client_sequence(value: object, type_spec: fl.Type) -> ClientValues:
-    """Return a value placed at clients as a sequence.
-
-    Raises:
-        ValueMismatchError: It is not a list, a tuple or a `ClientSequence`.
-    """
+    """Return a value placed at clients as a sequence."""
     if not isinstance(value, list | tuple | ClientSequence):
         raise errors.ValueMismatchError(
             f"Expected a list or tuple with a value for each client for `{type_spec}`,"
@@ -150,11 +136,9 @@ def client_sequence(value: object, type_spec: fl.Type) -> ClientValues:
 def check_cardinality(
     value: object, type_spec: fl.FederatedType, num_clients: int
 ) -> None:
-    """Check that a value is a sequence with one element for each client.
+    """Raise unless a value is a sequence with one element for each client.
 
-    Raises:
-        ValueMismatchError: It is not a list, a tuple or a `ClientSequence`.
-        CardinalityError: It has another length.
+    The error is a ValueMismatchError, or a CardinalityError for another length.
     """
     found = len(client_sequence(value, type_spec))
     if found != num_clients:
@@ -202,11 +186,7 @@ def count_rows(value: Plain) -> float | None:
 
 
 def sizes_of_sequences(value: Plain) -> list[int]:
-    """Return the sizes of the sequences in a plain value.
-
-    A sequence of batches has the number of rows of each batch. Another sequence has its
-    number of elements.
-    """
+    """Return the number of rows of each batch, or the number of other elements."""
     match value:
         case columnar_sequence.ColumnarSequence(columns=[first, *_]):
             splits = first.splits

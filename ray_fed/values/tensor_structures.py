@@ -16,11 +16,7 @@ def storage_dtype(type_spec: fl.TensorType) -> np.dtype[Any]:
 
 
 def flatten_type(type_spec: fl.Type) -> list[fl.TensorType]:
-    """Return the tensors of a structure of tensors, in order.
-
-    Raises:
-        ValueMismatchError: The type has a leaf that is not a tensor.
-    """
+    """Return the tensors of a structure of tensors, in order."""
     leaves = trees.leaf_types(type_spec)
     if not all(isinstance(leaf, fl.TensorType) for leaf in leaves):
         raise errors.ValueMismatchError(
@@ -30,11 +26,7 @@ def flatten_type(type_spec: fl.Type) -> list[fl.TensorType]:
 
 
 def batch_type(row: fl.Type) -> fl.Type:
-    """Return the type of stacked rows: each tensor has one more dimension, in front.
-
-    Raises:
-        ValueMismatchError: The type has a leaf that is not a tensor.
-    """
+    """Return the type of stacked rows: each tensor has one more dimension, in front."""
     flatten_type(row)
     return trees.map_types(_batched, row)
 

@@ -32,9 +32,7 @@ class _Kept:
 class ClientStore:
     """Reads clients' data and caches it.
 
-    Args:
-        max_bytes: Maximum bytes of cached arrays. A larger value is returned but not
-            cached.
+    A value larger than `max_bytes` is returned but not cached.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -48,12 +46,7 @@ class ClientStore:
         self._asked: LruCache[int, int] = LruCache(_KEPT_SIZES)
 
     def read(self, member: ClientMember) -> Plain:
-        """Return a client's data as a plain value.
-
-        Raises:
-            ValueMismatchError: The data does not have the type of its source.
-            ComputationError: The data could not be read.
-        """
+        """Return a client's data as a plain value, see `ClientSource.read`."""
         source = self._open(member.source).opened()
         if source.is_resident:
             return self._make(source, member.position)
@@ -99,11 +92,8 @@ class ClientStore:
     ) -> _T:
         """Return the cached value of a key, or make and cache it.
 
-        Args:
-            key: The key, which determines the value.
-            tokens: Tokens of the sources whose data the value contains.
-            make: Function that makes the value.
-            count: Function that returns the bytes of the value.
+        The key determines the value. `tokens` identify the sources whose data it
+        contains. `count` returns its bytes.
         """
         if key in self._kept:
             self._kept.move_to_end(key)

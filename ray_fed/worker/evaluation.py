@@ -52,7 +52,6 @@ class Executors:
         stack_for: Function from a number of clients to a stack. All stacks share
             `unplaced`.
         unplaced: The executor of merges, and of the stacks' unplaced work.
-        parse: Function that parses a serialized computation.
         gather: Function that runs the leaves.
         device: The stack that runs kernels, or None to run none.
     """
@@ -81,21 +80,13 @@ class Executors:
 async def evaluate_plan(
     comp: plans.Subround | plans.Finish, arg: Any, executors: Executors
 ) -> Evaluated:
-    """Run a subround or a finish.
+    """Run a subround or a finish, and return the values that the plan defines in order.
 
-    Args:
-        comp: The plan.
-        arg: The argument of the leaves for a subround, with the values of its clients.
-            The pair (partials, before) for a finish, see `evaluate_finish`. The pair
-            (argument of the leaves, before) for a subround that finishes its round.
-        executors: The executors.
-
-    Returns:
-        The values that the plan defines, in order. With `components_type`, each value
-        is replaced by its components.
-
-    Raises:
-        ComputationError: A client's work failed. The error has its index in the cohort.
+    For a subround, `arg` is the argument of the leaves, with the values of its clients.
+    For a finish, it is the pair (partials, before), see `evaluate_finish`. For a
+    subround that finishes its round, it is the pair (argument of the leaves, before).
+    With `components_type`, each value is replaced by its components. Raises
+    ComputationError with the index of a client whose work failed.
     """
     started = time.monotonic()
     finish = comp
@@ -104,11 +95,13 @@ async def evaluate_plan(
         finish = comp.finish
         leaves_arg, before = (arg, ()) if finish is None else arg
         with random_keys.using(comp.draw):
+            # A kernel is tried first. Executors compute the same bits, but slower.
             ran = comp.kernel
             if isinstance(ran, plans.Kernel):
                 device = type_checks.narrow(executors.device, DeviceStack, "a kernel")
                 meanwhile = None
                 if finish is not None:
+                    # Building the graph is slow, so it happens while clients run.
                     meanwhile = functools.partial(_finish_graph, finish, before, device)
                 ran = await run_kernel(device, comp, leaves_arg, meanwhile)
             if isinstance(ran, Evaluated):
@@ -227,15 +220,9 @@ async def evaluate_finish(
 ) -> Plain:
     """Merge the partials of all subrounds, and run the after-merge computation.
 
-    Args:
-        finish: The finish.
-        partials: The partial of each of `finish.subtrees`, plain or stored.
-        before: The first arguments of the after-merge computation: the argument of the
-            round, if it has one, and the merged values of earlier stages.
-        executors: The executors.
-
-    Returns:
-        The result of the after-merge computation, or the merged partial without one.
+    `partials` are plain or stored. `before` has the first arguments of the after-merge
+    computation: the argument of the round, if it has one, and the merged values of
+    earlier stages. Without this computation, return the merged partial.
     """
     if executors.device is not None:
         graph = _finish_graph(finish, before, executors.device)

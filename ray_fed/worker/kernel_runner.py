@@ -104,11 +104,7 @@ def _select(
 ) -> list[Plain] | Fallback:
     """Return each client's selected elements as a sequence, or a fallback.
 
-    Args:
-        device: The stack that runs the graph, once for all different keys.
-        selection: The selection.
-        constants: The constants of the kernel, plain or as tensors in tuples.
-        keys: i32[keys] of each client, or a `ClientRun`.
+    The graph runs once for all different keys. The keys of a client are i32[keys].
     """
     graph = device.eager.kernels.selection(selection.function)
     if isinstance(graph, Fallback):
@@ -153,8 +149,7 @@ Stacked: TypeAlias = Sequence[Any]
 class FailedLeafError(Exception):
     """A graph call failed in the work of a client.
 
-    Attributes:
-        leaf: Index in the cohort of the first leaf that failed, or None if unknown.
+    `leaf` is the index in the cohort of the first leaf that failed, or None if unknown.
     """
 
     def __init__(self, leaf: int | None) -> None:
@@ -169,12 +164,8 @@ Partials: TypeAlias = dict[merge_tree.Subtree, Accumulators]
 class LeafCalls:
     """Runs leaves of a subround in order, by calls of one graph.
 
-    Args:
-        device: The stack whose executor runs the graph.
-        graph: The graph.
-        content: Bytes that identify the graph, to look up its pace.
-        inputs: Zeros and constants, plain or as tensors.
-        subround: The subround of the leaves.
+    `content` identifies the graph, to look up its pace. `inputs` are zeros and
+    constants, plain or as tensors.
     """
 
     def __init__(
@@ -212,6 +203,8 @@ class LeafCalls:
         partials: Partials = {}
         shape_of = self.graph.shaped.shape_of
         shapes = [shape_of(leaf, laid, self._leaf_size) for leaf in leaves]
+        # A leaf can take several calls. It resumes from the accumulators of the last
+        # call.
         accumulators: Accumulators = self._zeros
         start, done = leaves[0].start, 0
         while done < len(leaves):
@@ -241,6 +234,8 @@ class LeafCalls:
                 (accumulators,) = results
                 continue
             of_leaves = dict(zip(subtrees, results, strict=True))
+            # A sum is finite only if all its parts are, so one check covers all
+            # clients.
             are_checked = laid.are_checked or not self.graph.relies_on_sums
             if not are_checked and not _are_finite(results):
                 of_leaves = await self._run_again(
@@ -253,7 +248,9 @@ class LeafCalls:
     async def _run_again(
         self, leaves: Sequence[range], first_leaf: int, laid: "LaidClients"
     ) -> Partials:
-        """Run each leaf in a call of its own. Check its clients if it is not finite.
+        """Run each leaf in a call of its own.
+
+        Check its clients if it is not finite.
 
         Otherwise the bits of a leaf would depend on the other leaves of its call.
         """
@@ -325,15 +322,10 @@ async def run_leaves(
 ) -> Evaluated | Fallback:
     """Return the partial of each of `subround.subtrees`, and then the kept values.
 
-    Args:
-        device: The stack that runs graphs and caches clients' data.
-        subround: A subround with a kernel. Without a merge, only kept values are
-            returned.
-        inputs: The result of the kernel's `server`, plain or as tensors.
-        data: For each part of the kernel's data, the values of all clients in order.
-            Each is plain or a `ClientRun`.
-        meanwhile: Function to call on another thread while clients run, if their graph
-            is new.
+    Without a merge, only kept values are returned. `inputs` is the result of the
+    kernel's `server`. `data` has the values of all clients in order, for each part of
+    the kernel's data. If their graph is new, `meanwhile` is called on another thread
+    while clients run.
     """
     kernel, merge = cast("plans.Kernel", subround.kernel), subround.merge
     # If each leaf has one client, the graph needs no loop over clients.
@@ -349,6 +341,7 @@ async def run_leaves(
     first, done = subround.leaves[0].start, 0
     partials: Partials = {}
     try:
+        # Group by group, because copies of all clients' data may not fit in memory.
         for group in _groups(subround.leaves, data, device.clients):
             clients = range(group[0].start, group[-1].stop)
             of_group = [m[clients.start - first : clients.stop - first] for m in data]
@@ -367,6 +360,7 @@ async def run_leaves(
             cause = error.__cause__
             if error.leaf is not None:
                 leaf = error.leaf - subround.first_leaf
+        # The interpreter begins with this leaf, and finds the client that failed.
         if isinstance(cause, Fallback):
             return Fallback(cause.reason, leaf)
         if cause is not None and diagnostics.is_final(cause):

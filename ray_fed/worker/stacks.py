@@ -93,14 +93,9 @@ async def embed_members(
 ) -> list[ExecutorValue]:
     """Embed the value of each client, in order.
 
-    Args:
-        executor: The executor that embeds the values.
-        members: The value of each client, of type `member`.
-        member: Type of one client's value.
-        first: Index of the first client, for errors.
+    `first` is the index of the first one.
 
-    Raises:
-        ComputationError: A client's value could not be read. The error has its index.
+    Raises ComputationError with the index of a client whose value could not be read.
     """
     embedded: list[ExecutorValue] = []
     for client_index, value in enumerate(members, first):
@@ -120,14 +115,8 @@ async def map_embedded(
 ) -> list[ExecutorValue]:
     """Call a function for each client of a chunk, in client order.
 
-    Args:
-        executor: The executor that has embedded `arg` and `function`.
-        function: The function, or None to return the arguments as structs.
-        arg: The argument of each client, or None for a function without one.
-        clients: Indices of the chunk's clients.
-
-    Raises:
-        ComputationError: The function failed for a client. The error has its index.
+    With a function of None, return the arguments as structs. Raises ComputationError
+    with the index of a client for which the function failed.
     """
     results: list[ExecutorValue] = []
     for position, client_index in enumerate(clients):
@@ -168,17 +157,9 @@ async def accumulate_members(
 ) -> ExecutorValue:
     """Accumulate the values of a leaf's clients, in client order.
 
-    The random numbers of each call of `accumulate` are keyed by its client.
-
-    Args:
-        executor: The executor that has embedded the other arguments.
-        zero: U.
-        members: T of each client of the leaf.
-        accumulate: <U, T> -> U.
-        clients: Indices of the leaf's clients.
-
-    Raises:
-        ComputationError: `accumulate` failed for a client. The error has its index.
+    `zero` is a U, `members` are Ts, and `accumulate` is <U, T> -> U. The random numbers
+    of each call are keyed by its client. Raises ComputationError with the index of a
+    client for which `accumulate` failed.
     """
     accumulator = zero
     for client_index, member in zip(clients, members, strict=True):
@@ -198,9 +179,6 @@ async def _let_end() -> None:
     """Raise if the call was cancelled, or if no caller waits for the result.
 
     Executors may return without suspending, and then a cancelled task would run on.
-
-    Raises:
-        ClusterError: No caller waits for this work; see `read_limits.limited`.
     """
     read_limits.check()
     await asyncio.sleep(0)
@@ -268,7 +246,7 @@ async def merge_subtrees(
 ) -> list[ExecutorValue]:
     """Return the partial of each of `subround.subtrees`, in order.
 
-    `partials` are those of the leaves, embedded in `executor`, which merges them.
+    `partials` has one partial for each leaf, embedded in `executor`, which merges them.
     """
     merge = await executor.create_value(Function(cast("bytes", subround.merge)))
     merged: list[ExecutorValue] = []
@@ -302,12 +280,11 @@ async def merge_values(
 async def merge_plain(
     executor: flf.Executor, partials: Sequence[Plain], merge: Function
 ) -> ExecutorValue:
-    """Merge the partials of all leaves along the merge tree, and embed the result.
+    """Merge the plain partials of all leaves along the merge tree.
 
-    Args:
-        executor: The executor that runs `merge`.
-        partials: U of each leaf, plain, in order. At least one.
-        merge: <U, U> -> U.
+    Embed the result.
+
+    `merge` is <U, U> -> U. There is at least one partial.
     """
     function = await executor.create_value(merge)
     type_spec = function.type_signature
@@ -350,11 +327,8 @@ class LocalPlaced:
 class LocalStrategy(FederatingStrategy):
     """Runs each group of contiguous clients on an executor of its own.
 
-    Args:
-        unplaced: The executor that merges partials. It is not closed.
-        targets: One executor for each group. `close` closes them.
-        groups: The clients of each group. Together they are the cohort, in order.
-        clients_per_leaf: See `merge_tree.cut_leaves`.
+    The groups together are the cohort, in order. `close` closes `targets`, but not
+    `unplaced`, which merges partials.
     """
 
     def __init__(
@@ -444,6 +418,7 @@ class LocalStrategy(FederatingStrategy):
 
         async def reduce_group(index: int) -> list[Plain]:
             target, group = self._targets[index], self._groups[index]
+            # A leaf may reach into the next group, and runs where it starts.
             leaves = [leaf for leaf in self._leaves if leaf.start in group]
             function = await target.create_value(accumulate)
             partials: list[Plain] = []
@@ -474,7 +449,7 @@ class LocalStrategy(FederatingStrategy):
         groups: list[list[ExecutorValue]],
         member: fl.Type,
     ) -> list[ExecutorValue]:
-        """Return the leaf's values on one target. Those of other groups are moved."""
+        """Return the leaf's values on one target. Values of other groups are moved."""
         members: list[ExecutorValue] = []
         for group, embedded in zip(self._groups, groups, strict=True):
             for client_index in range(
@@ -553,13 +528,8 @@ class Pace:
 class DeviceStack(ReferenceResolvingExecutor):
     """Runs all unplaced work on a device, and caches clients' data there.
 
-    Args:
-        eager: The executor that runs every graph. `close` closes it.
-        client_bytes: Maximum bytes of clients' data that are kept between rounds.
-
-    Attributes:
-        eager: The executor that runs every graph.
-        clients: The cache of clients' data.
+    `eager` runs every graph, and `close` closes it. `client_bytes` limits the clients'
+    data that is kept between rounds.
     """
 
     def __init__(self, eager: "EagerTFExecutor", client_bytes: int) -> None:
@@ -621,9 +591,7 @@ CLIENT_BYTES = 2**30
 def device_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> DeviceStack:
     """Return a stack that runs all unplaced work.
 
-    Args:
-        device: A `tf.config.LogicalDevice`, or None for TensorFlow's default.
-        client_bytes: Maximum bytes of clients' data that are kept between rounds.
+    `device` is a `tf.config.LogicalDevice`, or None for TensorFlow's default.
     """
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
@@ -650,12 +618,7 @@ def federated_stack(
     strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
     unplaced: flf.Executor,
 ) -> ReferenceResolvingExecutor:
-    """Return a stack that runs any computation with a strategy.
-
-    Args:
-        strategy_factory: See `FederatingExecutor`.
-        unplaced: The executor of unplaced work. The stack closes it.
-    """
+    """Return a stack that runs any computation with a strategy. It owns `unplaced`."""
     return ReferenceResolvingExecutor(FederatingExecutor(strategy_factory, unplaced))
 
 
@@ -667,11 +630,8 @@ def local_stack(
 ) -> ReferenceResolvingExecutor:
     """Return a stack whose clients run on executors of this process.
 
-    Args:
-        num_clients: Number of clients of the cohort.
-        targets: Executors for the clients. Each runs a contiguous range of leaves.
-        unplaced: The executor of all other work. It may be one of `targets`.
-        clients_per_leaf: See `merge_tree.cut_leaves`.
+    Each of `targets` runs a contiguous range of leaves. `unplaced` runs all other work,
+    and may be one of them. For `clients_per_leaf` see `merge_tree.cut_leaves`.
     """
     cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
     runs = merge_tree.cut_runs(len(cut), len(targets))

@@ -75,24 +75,6 @@ def test_rounds_leave_nothing_in_the_object_store(
     assert ray_memory.left() == (0, 0)
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_workers_hold_nothing_of_the_object_store(
-    ray_contexts: ContextFactory, ray_memory: Any
-) -> None:
-    context = ray_contexts(workers=2, subrounds=2)
-    process = wide_process()
-    state = context.invoke(process.initialize)
-    state, _ = context.invoke(process.next, (state, pick_cohort(0)))
-    ray_memory.begin()  # the store keeps the functions of the process's plan
-
-    for round_index in range(1, 12):
-        state, _ = context.invoke(process.next, (state, pick_cohort(round_index)))
-    del state
-
-    assert ray_memory.left() == (0, 0)
-
-
 @pytest.mark.ray
 def test_report_counts_the_bytes_that_move(ray_contexts: ContextFactory) -> None:
     context = ray_contexts(workers=2, subrounds=2)
@@ -143,7 +125,7 @@ def test_merged_values_count_as_broadcast(ray_contexts: ContextFactory) -> None:
         assert sum(subround.bytes_sliced for subround in subrounds) == 5 * 4
 
 
-SETTLED, MIDDLE, NUM_ROUNDS = 50, 125, 200
+SETTLED, MIDDLE, NUM_ROUNDS = 40, 80, 120
 NUM_MEASURED = 9
 """Rounds up to each of these whose median counts: of a busy machine, one round more or
 less is under way when memory is read."""
@@ -222,7 +204,7 @@ def print_memory() -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_memory_of_200_rounds_is_that_of_50() -> None:
+def test_memory_stays_flat_over_120_rounds() -> None:
     # A process of its own: one of tests has gigabytes of others', which move.
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.contexts.test_memory"],

@@ -1,6 +1,6 @@
-"""How the updates of clients become one: parts that compose.
+"""Aggregators turn the updates of clients into one update, and compose.
 
-clipped(1.0, zeroed(100.0, mean()))    clip, then drop what is huge, then average
+clipped(1.0, zeroed(100.0, mean()))    clip, then drop huge updates, then average
 """
 
 from ray_fed.learning.accounting import find_noise_multiplier

@@ -1,8 +1,8 @@
-"""The seam of aggregators: how the updates of clients become one.
+"""The seam of aggregators, which turn the updates of clients into one.
 
-Most are sums: `Summed` is what a client adds, and what the server makes of the sum.
-`Prepared` changes updates before another aggregator takes them. Means and sums are what
-every other one ends in.
+Most are sums: `Summed` has a function of a client and a function of the sum. `Prepared`
+changes updates before another aggregator takes them. Every chain ends in a mean, a sum
+or another `Summed`.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -62,7 +62,7 @@ class Aggregation:
 
 
 class Aggregator(abc.ABC):
-    """How the updates of clients become one, built once their type is known."""
+    """Turns the updates of clients into one. It is built once their type is known."""
 
     @property
     def sums_show_broken(self) -> bool:
@@ -84,7 +84,7 @@ class Aggregator(abc.ABC):
         another form.
 
         Args:
-            update_type: of the updates that the aggregator takes.
+            update_type: The type of the updates that the aggregator takes.
 
         Returns:
             The bytes that a client sends, or None if the type does not fix them.
@@ -109,13 +109,13 @@ class Summed(Aggregator):
             def server(self, sums, state):
                 return tf.nest.map_structure(tf.sign, sums), state, {}
 
-    What clients return is summed over them; types come from tracing. It composes with
-    others: `clipped(1.0, SignMajority())`.
+    The results of clients are summed. Types come from tracing. It composes with other
+    aggregators: `clipped(1.0, SignMajority())`.
 
     Attributes:
-        privacy: what each round spends; None where it protects no client.
-        counts_empty_rounds: whether a round without any example is a round like others.
-        num_clients: to choose cohorts from; None: it works with any number.
+        privacy: The privacy that each round spends, or None if no client is protected.
+        counts_empty_rounds: Whether a round without any example is a round like others.
+        num_clients: The number of clients to choose cohorts from. None: any number.
     """
 
     privacy: SampledGaussian | TreeGaussian | None = None
@@ -123,16 +123,16 @@ class Summed(Aggregator):
     num_clients: int | None = None
 
     def initial_state(self) -> Any:
-        """Return the state before any round: arrays or tensors; by default none, ()."""
+        """Return the state before any round: arrays or tensors, by default ()."""
         return ()
 
     @abc.abstractmethod
     def client(self, update: Any, weight: Any, state: Any) -> Any:
-        """Return what a client adds: any structure of tensors.
+        """Return a client's summand: any structure of tensors.
 
         Args:
-            update: of the client, tensors in their containers.
-            weight: f32[], such as its number of examples; 0 leaves the client out.
+            update: The client's update, tensors in their containers.
+            weight: f32[], such as its number of examples. 0 leaves the client out.
             state: of before the round.
         """
 
@@ -140,19 +140,19 @@ class Summed(Aggregator):
     def server(self, sums: Any, state: Any) -> tuple[Any, Any, Mapping[str, Any]]:
         """Return the aggregate, the new state, and metrics by name.
 
-        Where the aggregate is built as an update is, its floats become of the types
-        of the update's.
+        If the aggregate has the structure of an update, its floats get the update's
+        dtypes.
 
         Args:
-            sums: of what clients added; zeros where none was there.
+            sums: The sums of the clients' summands, or zeros without clients.
             state: of before the round.
         """
 
     def check(self, update_type: fl.Type) -> None:
-        """Raise ValueMismatchError for updates that it cannot take; by default none."""
+        """Raise ValueMismatchError for updates that it cannot take."""
 
     def restore(self, aggregate: Any, like: Any) -> Any:
-        """Return an aggregate in the types of an update, of which `like` has specs."""
+        """Cast an aggregate to the dtypes of an update, which has the specs `like`."""
         return averaged(aggregate, like)
 
     @override
@@ -184,6 +184,7 @@ class Summed(Aggregator):
         add = _trace(client, state_type, update_type, weight_type)
         end = _trace_end(finish, state_type, add.type_signature.result)
         ended_type = end.type_signature.result
+        # The form of the result depends on state and metrics, and is known once traced.
         has_metrics = getattr(ended_type, "python_container", None) is _Ended
         if keeps:
             state_after = end.type_signature.result[0]
@@ -219,16 +220,15 @@ class Summed(Aggregator):
 
 
 class Prepared(Aggregator):
-    """Changes updates, and counts what it did, before another aggregator takes them.
+    """Changes updates, and counts its changes, before another aggregator takes them.
 
-    Attributes:
-        inner: the other aggregator, whose metrics follow its own.
+    The metrics of `inner` follow its own.
     """
 
     inner: Aggregator
 
     def initial_state(self) -> Any:
-        """Return the state before any round; by default none."""
+        """Return the state before any round, by default no state."""
         return ()
 
     @abc.abstractmethod
@@ -240,12 +240,12 @@ class Prepared(Aggregator):
         """Return the new state, and metrics by name."""
 
     def client_state(self, update_type: fl.Type) -> Any:
-        """Return the arrays that a client keeps before its first round; or None."""
+        """Return the arrays that a client keeps before its first round, or None."""
         del update_type
         return None
 
     def keeping_client(self, update: Any, weight: Any, state: Any, own: Any) -> Any:
-        """Return what `client` does, and what the client keeps.
+        """Return the result of `client`, and the values that the client keeps.
 
         It is called in place of `client` if there is a `client_state`.
         """
@@ -335,7 +335,7 @@ class Kept(NamedTuple):
         return tuple(parts) if len(parts) > 1 else next(iter(parts), None)
 
     def split(self, values: Any) -> tuple[list[Any], list[Any]]:
-        """Return the values at clients of each part: one value, or none."""
+        """Return the values at clients of each part: one value, or no value."""
         if self.first is not None and self.second is not None:
             return [values[0]], [values[1]]
         return (
@@ -359,14 +359,9 @@ def build_next(
 ) -> Any:
     """Return `next` of an aggregation.
 
-    Args:
-        combine: The function of the state, updates, weights and kept values that
-            returns the state, the aggregate, metrics and kept values. Kept values are
-            None if clients keep nothing.
-        state_type: S@SERVER.
-        update_type: The type of a client's update.
-        weight_type: The type of a client's weight.
-        client_state: The arrays that a client keeps before its first round, or None.
+    `combine` maps the state, updates, weights and kept values to the state, the
+    aggregate, metrics and kept values. Kept values are None if clients keep nothing.
+    `client_state` has the arrays that a client keeps before its first round.
     """
     types = [
         state_type,
@@ -397,7 +392,7 @@ def type_of_arrays(arrays: Any) -> fl.Type:
 
 
 def _trace(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
-    """Return the computation of a client; it takes no state if that is empty."""
+    """Return a client's computation. Without a state, it takes no state."""
     if is_empty(state_type):
         return rtf.computation(
             lambda update, weight: client(update, weight, ()), *given
@@ -410,7 +405,7 @@ def _trace(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
 
 
 def _trace_keeping(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
-    """Return the computation of a client that keeps values, which it takes third."""
+    """Return the computation of a client. It takes the values it keeps third."""
     if is_empty(state_type):
         return rtf.computation(
             lambda update, weight, own: client(update, weight, (), own), *given
@@ -423,7 +418,7 @@ def _trace_keeping(client: Callable[..., Any], state_type: Any, *given: fl.Type)
 
 
 def _trace_end(server: Callable[..., Any], state_type: Any, sums_type: fl.Type) -> Any:
-    """Return the computation of a server; it takes no state if that is empty."""
+    """Return a server's computation. Without a state, it takes no state."""
     if is_empty(state_type):
         return rtf.computation(lambda sums: server(sums, ()), sums_type)
     return rtf.computation(
@@ -432,7 +427,7 @@ def _trace_end(server: Callable[..., Any], state_type: Any, sums_type: fl.Type) 
 
 
 def is_empty(type_spec: fl.Type) -> bool:
-    """Return whether a type is the empty struct, as of a state that there is not."""
+    """Return whether a type is the empty struct, which stands for no state."""
     return isinstance(type_spec, fl.StructType) and not len(type_spec)
 
 
@@ -445,7 +440,7 @@ def _is_alike(aggregate: Any, like: Any) -> bool:
 
 
 def _no_measurements() -> Any:
-    """Return an empty struct at the server, inside of a federated computation."""
+    """Return an empty struct at the server, inside a federated computation."""
 
     @rtf.computation
     def nothing() -> "OrderedDict[str, Any]":
@@ -455,10 +450,9 @@ def _no_measurements() -> Any:
 
 
 def _join(own: Any, inner: Any) -> "OrderedDict[str, Any]":
-    """Return the metrics of an aggregator and of the one inside it.
+    """Return the metrics of an aggregator and of the aggregator inside it.
 
-    A name that the inner one has, too, gets a suffix such as `_1`, as Keras names its
-    metrics.
+    A name that the inner one also has gets a suffix such as `_1`, as in Keras.
     """
     inner_metrics: dict[str, Any] = dict(inner or {})
     joined: OrderedDict[str, Any] = OrderedDict()
@@ -472,9 +466,7 @@ def _join(own: Any, inner: Any) -> "OrderedDict[str, Any]":
 def norm_of(update: Any, order: float = 2) -> tf.Tensor:
     """Return the norm of all floats of an update as one vector, f32[].
 
-    Args:
-        update: A structure of tensors.
-        order: 2 for the Euclidean norm, infinity for the largest absolute value.
+    An `order` of infinity means the largest absolute value.
     """
     if order == math.inf:
         largest = [
@@ -492,7 +484,7 @@ def norm_of(update: Any, order: float = 2) -> tf.Tensor:
 
 
 def scaled(update: Any, factor: Any) -> Any:
-    """Return an update times a number, in types to add up in: integers as float64."""
+    """Return an update times a number, widened. Integers become float64."""
 
     def scale(tensor: Any) -> tf.Tensor:
         wide = widened(tensor)
@@ -504,21 +496,15 @@ def scaled(update: Any, factor: Any) -> Any:
 
 
 def statistics_of(update: Any) -> tuple[Any, ...]:
-    """Return the running statistics of an update, or their types of its type."""
+    """Return the running statistics of an update, or of its type."""
     delta = getattr(update, "delta", update)
     return tuple(getattr(delta, "statistics", ()))
 
 
 def refuse_statistics(update_type: fl.Type, name: str, why: str) -> None:
-    """Raise for updates with running statistics, which a rule does not preserve.
+    """Raise ValueMismatchError for updates with running statistics.
 
-    Args:
-        update_type: of a client.
-        name: of the aggregator.
-        why: it does not.
-
-    Raises:
-        ValueMismatchError: there are some.
+    `why` says why the rule called `name` does not preserve them.
     """
     if found := statistics_of(update_type):
         raise errors.ValueMismatchError(
@@ -631,11 +617,7 @@ def _member(update: Any, name: str | None, index: int) -> Any:
 
 
 def inner_or_mean(inner: Aggregator | None) -> Aggregator:
-    """Return what another aggregator ends in, by default the weighted mean.
-
-    Raises:
-        ValueMismatchError: it is no aggregator.
-    """
+    """Return the inner aggregator, by default the weighted mean."""
     inner = Mean() if inner is None else inner
     expect_aggregator(inner)
     return inner
@@ -656,8 +638,9 @@ def mean(*, weighted: bool = True) -> Aggregator:
     """Return the mean of updates.
 
     Args:
-        weighted: by the clients' weights, such as their numbers of examples; else each
-            client whose weight is above 0 counts the same.
+        weighted: Whether the mean is weighted by the clients' weights, such as their
+            numbers of examples. Otherwise each client with a weight above 0 counts the
+            same.
     """
     return Mean(weighted)
 
@@ -667,7 +650,8 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
     """Return the sum of updates, which have no running statistics.
 
     Args:
-        weighted: each update times its weight; else those of weights above 0 as is.
+        weighted: Whether each update is multiplied by its weight. Otherwise updates
+            with weights above 0 are added unchanged.
     """
     return Sum(weighted)
 
@@ -676,10 +660,10 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
 def with_sum(inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of pairs, whose second part is summed over clients.
 
-    State and metrics are those of `inner`. The second part is neither clipped nor given
+    State and metrics come from `inner`. The second part is neither clipped nor given
     noise, so `inner` may not promise privacy.
 
     Args:
-        inner: aggregates the first part, by default the weighted mean.
+        inner: Aggregator of the first part, by default the weighted mean.
     """
     return WithSum(inner_or_mean(inner))

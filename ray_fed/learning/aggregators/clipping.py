@@ -38,12 +38,12 @@ class AdaptiveNorm:
     """A bound that follows a quantile of the clients' norms from round to round.
 
     Attributes:
-        initial: bound of the first round, > 0.
+        initial: Bound of the first round, > 0.
         quantile: gamma of the paper, 0 to 1: the share of clients at or below it.
         learning_rate: eta of the paper, > 0.
 
     Raises:
-        ConfigError: a field is out of its range.
+        ConfigError: A field is out of its range.
     """
 
     initial: float = 0.1
@@ -62,12 +62,12 @@ class AdaptiveNorm:
 
 @dataclasses.dataclass(frozen=True)
 class Bounded(Prepared):
-    """Clips or zeroes what is above a bound, then aggregates; see `clipped`, `zeroed`.
+    """Clips or zeroes updates above a bound, then aggregates; see `clipped`, `zeroed`.
 
     Attributes:
-        inner: takes the bounded updates.
-        norm: the bound.
-        kind: what happens above it.
+        inner: The aggregator of the bounded updates.
+        norm: The bound.
+        kind: The treatment of updates above it.
         norm_order: Order of the norm of "zeroed" updates, 2 or infinity.
     """
 
@@ -119,13 +119,14 @@ class Bounded(Prepared):
 
 @tracebacks.shorten
 def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:
-    """Return an aggregator that scales updates down to a norm, if theirs is above.
+    """Return an aggregator that scales updates with a larger norm down to a bound.
 
     Metrics: `clip_norm` of the round, `share_clipped` and `mean_norm` of the clients.
 
     Args:
-        norm: of all floats of an update as one vector, > 0; or how it adapts.
-        inner: aggregates what is clipped, by default the weighted mean.
+        norm: The bound on the norm of all floats of an update as one vector, > 0, or an
+            `AdaptiveNorm`.
+        inner: Aggregator of the clipped updates, by default the weighted mean.
 
     Raises:
         ConfigError: `norm` is not above 0 and finite.
@@ -145,9 +146,9 @@ def zeroed(
     Metrics: `zero_norm` of the round and `share_zeroed` of the clients.
 
     Args:
-        norm: The largest norm that an update may have, > 0, or an `AdaptiveNorm`. The
-            norm is that of all floats of an update as one vector.
-        inner: aggregates what is left, by default the weighted mean.
+        norm: The largest norm that an update may have, > 0, or an `AdaptiveNorm`. All
+            floats of an update are one vector.
+        inner: Aggregator of the remaining updates, by default the weighted mean.
         norm_order: 2 for the Euclidean norm, which grows with the size of the model, or
             `math.inf` for the largest absolute value of a coordinate, which is the
             default of TensorFlow Federated's `zeroing_factory`.
@@ -165,9 +166,9 @@ def zeroed(
 
 
 def clip(update: Any, bound: Any) -> tuple[Any, Any]:
-    """Return an update scaled down to a norm, and the norm that it had.
+    """Return an update scaled down to a bound on its norm, and its former norm.
 
-    In types to add up in, as `scaled`.
+    Dtypes are those to add up in, as in `scaled`.
     """
     norm = norm_of(update)
     factor = tf.where(norm > bound, bound / tf.maximum(norm, 1e-30), 1.0)

@@ -1,10 +1,10 @@
-"""Updates as if they were sent in fewer bytes, and how many that would be.
+"""Simulated compression of updates, and the bytes that clients would send.
 
-Nothing is sent here: what arrives is what would be left of an update, and the bytes are
-counted from what each client would send.
+Nothing is sent here. The server gets the updates as compression would leave them, and
+the bytes that each client would send are counted.
 
-With error feedback, each client keeps what compression took from its updates, and adds
-it to its next update:
+With error feedback, each client keeps the error of compression, and adds it to its next
+update:
 
     p = delta_k + e_k;    sends C(p);    e_k <- p - C(p)
 
@@ -50,14 +50,15 @@ _MOST_BITS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Compressed(Prepared):
-    """Compresses each tensor of floats but for running statistics, then aggregates.
+    """Compresses tensors of floats, except running statistics, then aggregates.
 
     Attributes:
-        inner: takes what is left of the updates.
-        compress: returns what is left of a tensor.
+        inner: The aggregator of the compressed updates.
+        compress: Returns a tensor as the server reads it after compression.
         size: Returns the bytes of a tensor in its compressed form, from its number of
             elements and the bytes of one element.
-        error_feedback: Whether clients keep what compression takes from their updates.
+        error_feedback: Whether clients keep the error that compression makes, for their
+            next update.
     """
 
     inner: Aggregator
@@ -66,7 +67,7 @@ class Compressed(Prepared):
     error_feedback: bool
 
     def _sizes(self, update: Any) -> list[int]:
-        """Return the bytes of each tensor of an update, or of its specs, as sent."""
+        """Return the bytes of each tensor of an update as sent. Specs work, too."""
         sizes: list[int] = []
         for tensor, is_compressed in _parts_of(update):
             elements = int(np.prod(tensor.shape))
@@ -138,7 +139,7 @@ class Compressed(Prepared):
 
 
 def _parts_of(update: Any) -> list[tuple[Any, bool]]:
-    """Return the tensors of an update, or specs, and whether each is compressed."""
+    """Return each tensor or spec of an update, and whether it is compressed."""
     as_is = [id(tensor) for tensor in statistics_of(update)]
     return [
         (tensor, tensor.dtype.is_floating and id(tensor) not in as_is)
@@ -152,16 +153,16 @@ def quantized(
 ) -> Aggregator:
     """Return an aggregator of updates rounded to 2^bits levels between their extremes.
 
-    Each number is rounded up or down at random, so that its mean stays; running
-    statistics are sent as they are. Metrics: `bytes_sent` of all clients, eight for the
-    extremes of each tensor included, and `bytes_uncompressed`.
+    Each number is rounded up or down at random, so that its mean stays. Running
+    statistics are sent unchanged. Metrics of all clients: `bytes_sent`, with eight
+    bytes for the extremes of each tensor, and `bytes_uncompressed`.
 
     Args:
-        bits: of each number, 1 to 16.
-        inner: aggregates what is left, by default the weighted mean.
-        error_feedback: Whether each client keeps what rounding took from its update,
-            and adds it to its next update. The process then has values of clients, as
-            that of `build_scaffold` does.
+        bits: The bits of each number, 1 to 16.
+        inner: Aggregator of the compressed updates, by default the weighted mean.
+        error_feedback: Whether each client keeps the error of rounding, and adds it to
+            its next update. The process then has values of clients, as in
+            `build_scaffold`.
 
     Raises:
         ConfigError: `bits` is out of its range, or `error_feedback` is not a bool.
@@ -192,15 +193,16 @@ def sparsified(
 ) -> Aggregator:
     """Return an aggregator of the largest numbers of each tensor; others are zeros.
 
-    Running statistics are sent as they are. Metrics: `bytes_sent` of all clients, with
-    four for the place of each number, and `bytes_uncompressed`.
+    Running statistics are sent unchanged. Metrics of all clients: `bytes_sent`, with
+    four bytes for the place of each number, and `bytes_uncompressed`.
 
     Args:
-        share: of the numbers of a tensor that are sent, above 0, to 1; one at least.
-        inner: aggregates what is left, by default the weighted mean.
+        share: The share of a tensor's numbers that are sent, > 0 and <= 1. At least one
+            number is sent.
+        inner: Aggregator of the compressed updates, by default the weighted mean.
         error_feedback: Whether each client keeps the numbers that it did not send, and
-            adds them to its next update. The process then has values of clients, as
-            that of `build_scaffold` does.
+            adds them to its next update. The process then has values of clients, as in
+            `build_scaffold`.
 
     Raises:
         ConfigError: `share` is out of its range, or `error_feedback` is not a bool.

@@ -2,10 +2,11 @@
 
     DP-FedAvg   (sum_k clip(delta_k, C) + N(0, (z C)^2)) / m
     DP-FTRL     the same, with the noise of a tree over rounds: sums of rounds 1 to t
-                have that of at most log2(t) + 1 nodes
+                have the noise of at most log2(t) + 1 nodes
 
-m is `clients_per_round`, whoever took part. With an adaptive C, the number of clients
-within C has noise, too, and the noise of the sum grows to pay for it.
+m is `clients_per_round`, whatever the number of clients that took part. With an
+adaptive C, the number of clients within C has noise, too, and the noise of the sum
+grows to pay for it.
 
 Sources:
     Brendan McMahan, Daniel Ramage, Kunal Talwar, Li Zhang: Learning Differentially
@@ -62,19 +63,19 @@ _ADAPTIVE = AdaptiveNorm()
 class NoisyMean(Summed):
     """Clips, sums, adds noise and divides; see `dp_mean` and `dp_ftrl_mean`.
 
-    Its state is NoiseState: noise follows from the seed and this, so that a round that
-    is repeated from the same state draws the same.
+    Its state is a NoiseState. Noise follows from the seed and this state, so a round
+    that is repeated from the same state draws the same noise.
 
     Attributes:
-        norm: the clients' bound.
-        noise_multiplier: of the sum, after what an adaptive bound takes of it.
-        clients_per_round: the fixed denominator.
-        seed: of the noise.
-        privacy: what each round spends.
-        num_clients: to choose cohorts from.
-        count_noise: standard deviation of the noise of an adaptive bound's count.
-        rounds_per_tree: None: each round has noise of its own.
-        counts_empty_rounds: true: noise hides that nobody was there.
+        norm: The bound on a client's update.
+        noise_multiplier: The noise of the sum, without the share of an adaptive bound.
+        clients_per_round: The fixed denominator.
+        seed: The seed of the noise.
+        privacy: The privacy that each round spends.
+        num_clients: The number of clients to choose cohorts from.
+        count_noise: The standard deviation of the noise of an adaptive bound's count.
+        rounds_per_tree: The rounds of a tree. None: each round has noise of its own.
+        counts_empty_rounds: True, because noise hides that nobody was there.
     """
 
     norm: float | AdaptiveNorm
@@ -130,7 +131,7 @@ class NoisyMean(Summed):
             clip_norm=bound, noise_deviation=deviation / self.clients_per_round
         )
         if isinstance(self.norm, AdaptiveNorm):
-            # The count's place is behind those of all tensors.
+            # The count's place follows the places of all tensors.
             if self.count_noise:
                 drawn = self._noise(within, len(noisy), round_index)
                 within += self.count_noise * drawn
@@ -140,7 +141,7 @@ class NoisyMean(Summed):
         return tf.nest.pack_sequence_as(update, noisy), new_state, metrics
 
     def _noise(self, like: Any, place: int, round_index: Any) -> Any:
-        """Return noise of deviation 1 of a round; of a tree: by which its sum grows."""
+        """Return noise of deviation 1 for a round, or the increase of a tree's sum."""
         if self.rounds_per_tree is None:
             return self._draw(like, place, round_index, 0)
         tree = round_index // self.rounds_per_tree
@@ -187,24 +188,25 @@ def dp_mean(
     The guarantee, `process.privacy.epsilon(state.round_index)`, holds for cohorts that
     are Poisson samples. Metrics of training, such as the loss, have no noise: they are
     not part of it. Clients count the same, however many examples they have. Metrics of
-    this: `clip_norm` and `noise_deviation`, of each coordinate of the mean.
+    this aggregator are `clip_norm` and `noise_deviation`, for each coordinate of the
+    mean.
 
     Args:
-        clip_norm: C, the bound on the norm of a client's update; "adaptive": it follows
-            the median of the clients' norms, from 0.1.
+        clip_norm: C, the bound on the norm of a client's update. With "adaptive", it
+            begins with 0.1 and follows the median of the clients' norms.
         noise_multiplier: z, deviation of the noise over C, >= 0. A tenth of it, or so,
             pays for an adaptive bound. `find_noise_multiplier` returns it for an
             epsilon. With 0, rounds are the same without noise, and epsilon is infinite.
         clients_per_round: m, the expected size of a cohort, >= 1.
-        num_clients: to sample from, >= `clients_per_round`.
-        delta: the probability that the guarantee may fail with, above 0, below 1.
-        seed: of the noise, >= 0. Whoever knows it can take the noise away again.
+        num_clients: The number of clients to sample from, >= `clients_per_round`.
+        delta: The probability with which the guarantee may fail, > 0 and < 1.
+        seed: The seed of the noise, >= 0. Anybody who knows it can remove the noise.
         accountant: How epsilon is computed: "rdp", by Rényi divergences, or "pld", by
             privacy loss distributions. "pld" gives a smaller epsilon for the same
             noise, and takes longer for each record.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: An argument is out of its range.
     """
     _check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
     check_accountant(accountant)
@@ -236,21 +238,21 @@ def dp_ftrl_mean(
 ) -> Aggregator:
     """Return DP-FTRL's mean: clipped updates and the noise of a tree over rounds.
 
-    A pass is `ceil(num_clients / clients_per_round)` rounds; a new tree begins with
-    each. The guarantee needs no sampling, but cohorts in which each client takes part
-    once at most in each pass. With SGD at the server this is DP-FTRL with restarts.
+    A pass is `ceil(num_clients / clients_per_round)` rounds, and begins a new tree. The
+    guarantee needs no sampling, but each client may take part at most once in a pass.
+    With SGD at the server this is DP-FTRL with restarts.
 
     Args:
         clip_norm: C, the bound on the norm of a client's update, > 0.
         noise_multiplier: z, deviation of the noise of a node over C, >= 0. With 0,
             rounds are the same without noise, and epsilon is infinite.
         clients_per_round: m, the fixed denominator, >= 1.
-        num_clients: that take part in a pass, >= `clients_per_round`.
-        delta: the probability that the guarantee may fail with, above 0, below 1.
-        seed: of the noise, >= 0. Whoever knows it can take the noise away again.
+        num_clients: The clients of a pass, >= `clients_per_round`.
+        delta: The probability with which the guarantee may fail, > 0 and < 1.
+        seed: The seed of the noise, >= 0. Anybody who knows it can remove the noise.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: An argument is out of its range.
     """
     _check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
     _check_norm(clip_norm)
@@ -270,9 +272,9 @@ def dp_ftrl_mean(
 def split_noise(noise_multiplier: float, count_noise: float) -> tuple[float, float]:
     """Return the noise multiplier of the sum that leaves enough for a count of clients.
 
-    Both together protect as noise_multiplier alone does on the sum. (Theorem 1:
-    z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2).) A count's noise that is not above half of
-    the multiplier is raised to the multiplier. Without noise, both are 0.
+    Both together protect as noise_multiplier alone does on the sum. (Theorem 1: z_sum =
+    (z^-2 - (2 sigma_b)^-2)^(-1/2).) If a count's noise is not above half of the
+    multiplier, it is raised to the multiplier. Without noise, both are 0.
     """
     if not noise_multiplier:
         return 0.0, 0.0

@@ -1,14 +1,13 @@
-"""Robust aggregators: what a few broken clients cannot move far.
+"""Robust aggregators, whose results a few broken clients cannot move far.
 
     median, trimmed_mean   the middle of each coordinate's values
     multi_krum             the mean of the updates that have the nearest neighbors
     geometric_median       the point with the smallest sum of distances to all updates
 
 All of these need the updates of a round at once. A partial is a table with a row for
-each client, of a fixed size, so that a worker takes `max_clients` times the size of an
-update for each partial that it holds. Rows are put one after another in client order
-and combined at the end, so the result is exact, and the same for any cut of the
-clients.
+each client, of a fixed size. So each partial on a worker takes `max_clients` times the
+size of an update. Rows are put one after another in client order and combined at the
+end, so the result is exact, and the same for any cut of the clients.
 
 Sources:
     Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: Byzantine-Robust
@@ -117,7 +116,8 @@ class Ranked(Tabled):
 
     Attributes:
         max_clients: See `Tabled`.
-        trimmed_share: cut off at either end; None: all but the middle one or two.
+        trimmed_share: The share cut off at either end. None: all but the middle value
+            or two.
     """
 
     max_clients: int
@@ -133,7 +133,8 @@ class Ranked(Tabled):
         if self.trimmed_share is None:
             return tf.maximum(count - 1, 0) // 2
         exact = tf.cast(count, tf.float64) * self.trimmed_share
-        # A share such as 0.1 of 10 clients is not to fall below 1 by its last bit.
+        # Without the small addend, 0.1 of 10 clients could fall below 1 by its last
+        # bit.
         return tf.cast(tf.floor(exact + 1e-9), tf.int32)
 
 
@@ -219,14 +220,14 @@ class GeometricMedian(Tabled):
 
 @tracebacks.shorten
 def median(*, max_clients: int) -> Aggregator:
-    """Return the median of each coordinate, of an even number the middle two's mean.
+    """Return the median of each coordinate: the middle value, or the middle two's mean.
 
-    Each client whose weight is above 0 counts the same. Metrics: `num_aggregated`,
-    clients, and `num_trimmed`, how many of these a coordinate leaves out.
+    Each client whose weight is above 0 counts the same. Metrics: `num_aggregated`, the
+    number of clients, and `num_trimmed`, the number that each coordinate leaves out.
 
     Args:
-        max_clients: of a round, >= 1; more are an error. A partial takes this many
-            times the bytes of an update.
+        max_clients: The largest number of clients in a round, >= 1. More clients are an
+            error. A partial takes this many times the bytes of an update.
 
     Raises:
         ConfigError: `max_clients` is below 1.
@@ -238,15 +239,15 @@ def median(*, max_clients: int) -> Aggregator:
 def trimmed_mean(trimmed_share: float, *, max_clients: int) -> Aggregator:
     """Return the mean of each coordinate without its smallest and largest values.
 
-    Metrics and memory are those of `median`.
+    Metrics and memory are as for `median`.
 
     Args:
-        trimmed_share: beta of the paper, of the clients at either end, rounded down:
-            0 to below 0.5.
-        max_clients: of a round, >= 1; more are an error.
+        trimmed_share: beta of the paper: the share of clients at either end, >= 0 and <
+            0.5. Their number is rounded down.
+        max_clients: The largest number of clients in a round, >= 1. More are an error.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: An argument is out of its range.
     """
     below = 0.5  # nothing would be left
     check_number(
@@ -382,16 +383,16 @@ class _Table:
 
 
 def _as_column(mask: Any, row: Any) -> Any:
-    """Return a mask of rows in a shape that goes with a table of such rows."""
+    """Reshape a mask of rows so that it broadcasts over a table of these rows."""
     return tf.reshape(mask, [-1] + [1] * len(row.shape))
 
 
 def _middle(rows: Any, cut: Any, count: Any) -> Any:
-    """Return the mean of the sorted rows from `cut` to `count - cut`; 0 of none."""
+    """Return the mean of the sorted rows from `cut` to `count - cut`, or 0."""
     index = tf.range(tf.shape(rows)[0])
     present = _as_column(index < count, rows[0])
     last = rows.dtype.max if rows.dtype.is_integer else np.inf
-    # Along the last axis, which is the one that sorts fast.
+    # TensorFlow sorts fast only along the last axis.
     ordered = tf.sort(tf.where(present, rows, tf.constant(last, rows.dtype)), axis=0)
     kept = _as_column(tf.logical_and(index >= cut, index < count - cut), rows[0])
     values = widened(tf.where(kept, ordered, tf.zeros_like(ordered)))
@@ -410,7 +411,7 @@ def _gram(rows: Any) -> tf.Tensor:
 
 
 def _mean_of_rows(rows: Any, shares: tf.Tensor) -> Any:
-    """Return the mean of rows by shares, in types to add up in; 0 if all are 0."""
+    """Return the mean of rows by shares, in dtypes to add up in, or 0 for no shares."""
     total = tf.reduce_sum(shares)
     shares = tf.math.divide_no_nan(shares, total)
 

@@ -1,7 +1,7 @@
-"""Sums as secure aggregation has them: of bounded integers, modulo a power of two.
+"""Sums of bounded integers modulo a power of two, as in secure aggregation.
 
-What is simulated is the arithmetic, with its rounding and its modulus: the sum is that
-of `federated_sum`, in the clear, which kernels run.
+Only the arithmetic is simulated, with its rounding and its modulus. The sum itself is a
+`federated_sum` in the clear, which kernels run.
 
 Sources:
     Keith Bonawitz, Vladimir Ivanov, Ben Kreuter, Antonio Marcedone, Brendan McMahan,
@@ -36,9 +36,10 @@ class SecureMean(Summed):
     """See `secure_mean`.
 
     Attributes:
-        bound: of the absolute value of each number.
-        bits: of a client's integer.
-        max_clients: of a round, which the modulus leaves room for.
+        bound: The bound on the absolute value of each number.
+        bits: The bits of a client's integer.
+        max_clients: The largest number of clients of a round, for which the modulus has
+            room.
     """
 
     bound: float
@@ -47,7 +48,7 @@ class SecureMean(Summed):
 
     @property
     def modulus(self) -> int:
-        """The power of two that sums are taken modulo of."""
+        """The power of two that is the modulus of sums."""
         return 2 ** (self.bits + (self.max_clients - 1).bit_length())
 
     @override
@@ -107,17 +108,18 @@ def secure_mean(
 ) -> Aggregator:
     """Return the unweighted mean by a simulated secure sum of integers.
 
-    Each number is clipped to the bound and rounded to an integer; updates with running
-    statistics are refused. Metrics: `modulus`, and `num_clipped`, numbers of all
-    clients.
+    Each number is clipped to the bound and rounded to an integer. Updates with running
+    statistics are refused. Metrics: `modulus`, and `num_clipped`, the number of clipped
+    numbers of all clients.
 
     Args:
-        bound: of the absolute value of each number, > 0.
-        bits: of a client's integer, 2 to 32.
-        max_clients: of a round; with more the sum wraps around, as it would.
+        bound: The bound on the absolute value of each number, > 0.
+        bits: The bits of a client's integer, 2 to 32.
+        max_clients: The largest number of clients in a round. With more, the sum wraps
+            around, as in secure aggregation.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: An argument is out of its range.
     """
     check_positive("bound", bound)
     read_whole("bits", bits, 2, _MOST_BITS)

@@ -70,9 +70,8 @@ def keep(traced: Any, owner: Any) -> None:
 def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
     """Call a function in an empty context, as TensorFlow does, and set the future.
 
-    Raises:
-        BaseException: An interrupt. The thread that waits for the future gets another
-            error.
+    An interrupt is raised here. The thread that waits for the future gets another
+    error.
     """
     try:
         future.set_result(contextvars.Context().run(call))

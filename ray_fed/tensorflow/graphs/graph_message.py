@@ -51,13 +51,7 @@ _COMPUTATION_KEY = "ray_fed computation"
 
 
 class Place(NamedTuple):
-    """A line of the user's code.
-
-    Attributes:
-        file: The last part of the file's path.
-        line: Line number.
-        name: Name of the function.
-    """
+    """A line of the user's code. `file` is the last part of the file's path."""
 
     file: str
     line: int
@@ -87,7 +81,6 @@ def read(graph_def: GraphDef) -> str:
 
 
 def _innermost(fn: Any) -> Any:
-    """Return the function that the user wrote, without its wrappers."""
     fn = inspect.unwrap(getattr(fn, "python_function", fn))
     while isinstance(fn, functools.partial):
         fn = inspect.unwrap(fn.func)
@@ -304,10 +297,7 @@ def digest_library(graph_def: GraphDef) -> str:
 def rename_functions(graph_def: GraphDef, rename: Callable[[str, int], str]) -> None:
     """Rename the library functions of a GraphDef and all references to them, in place.
 
-    Args:
-        graph_def: The graph.
-        rename: Function from the name of a library function and its index to a new
-            name.
+    `rename` maps the name and index of a library function to its new name.
     """
     library = graph_def.library
     names = [function.signature.name for function in library.function]
@@ -368,13 +358,9 @@ def reached(
 ) -> Iterator[str]:
     """Yield the names of nodes that roots depend on, and the roots, inputs first.
 
-    In a loop of a graph there is no such order.
-
-    Args:
-        nodes: Nodes by name. Other names, such as arguments of a function, are yielded,
-            too.
-        roots: Names of nodes.
-        stops: Kinds of ops whose inputs are not followed.
+    In a loop of a graph there is no such order. Names that are not nodes, such as
+    arguments of a function, are yielded, too. Inputs of ops whose kind is in `stops`
+    are not followed.
     """
     entered: set[str] = set()
     pending = [(name, False) for name in reversed(list(roots))]
@@ -399,13 +385,8 @@ Binding: TypeAlias = Any
 def stamp_parameter(type_spec: fl.Type, name: str = "arg") -> tuple[Any, Binding]:
     """Add placeholders for a parameter to the current graph.
 
-    Args:
-        type_spec: Type of tensors, sequences, or structs of them.
-        name: Name of the placeholders.
-
-    Returns:
-        The value to pass to the traced function, with structs as Struct, and its
-        binding.
+    Return the value to pass to the traced function, with structs as Struct, and its
+    binding.
     """
     match type_spec:
         case fl.TensorType():
@@ -437,10 +418,7 @@ def bind_result(
 ) -> Binding:
     """Bind the result of a traced function to tensors of the current graph.
 
-    Args:
-        value: The result of the function.
-        type_spec: Type of the result.
-        mark: Function from each returned tensor to the tensor to bind in its place.
+    `mark` maps each returned tensor to the tensor to bind in its place.
     """
     match type_spec:
         case fl.TensorType():
@@ -523,15 +501,7 @@ def build_message(
     initialize_op: str | None,
     fn: Callable[..., Any],
 ) -> Any:
-    """Return the message of a traced graph.
-
-    Args:
-        graph: The traced graph.
-        parameter: Binding of the parameter, or None.
-        result: Binding of the result.
-        initialize_op: Name of the op to run first in every call, or None.
-        fn: The function that the graph was traced from, for errors.
-    """
+    """Return the message of a traced graph. Each call runs `initialize_op` first."""
     message = pb.TensorFlow(parameter=parameter, result=result)
     graph_def = graph.as_graph_def()
     _forget_gradients(graph_def)
@@ -548,7 +518,7 @@ def build_message(
 def _forget_gradients(graph_def: Any) -> None:
     """Remove the gradients of `tf.custom_gradient` from TensorFlow's registry.
 
-    The registry would keep them and the traced graph forever. No other graph can use
+    The registry would hold them and the traced graph forever. No other graph can use
     them, because they refer to tensors of this graph.
     """
     registry: Any = ops.gradient_registry
@@ -583,10 +553,7 @@ def graph_of(message: TensorFlowMessage) -> Any:
     """Return the GraphDef of a message, without debug information.
 
     Ops that call the function of their name are replaced by `PartitionedCall` ops.
-
-    Raises:
-        UnsupportedError: The graph has Python functions and was traced by another
-            process, or by an unknown one.
+    Raises UnsupportedError if another process traced Python functions in the graph.
     """
     graph_def = _read_any(message)
     if any(_callback_ops(graph_def)) and _process_of(graph_def) != _this_process():
@@ -599,8 +566,8 @@ def graph_of(message: TensorFlowMessage) -> Any:
 def _call_by_attribute(graph_def: Any) -> None:
     """Replace ops of TensorFlow 1 whose name is the function that they call.
 
-    `tf.nn.ctc_loss` still has such ops. TensorFlow imports one only if its function was
-    registered before. All other code looks for calls in attributes.
+    `tf.nn.ctc_loss` still has these ops. TensorFlow imports one only if its function
+    was registered before. All other code looks for calls in attributes.
     """
     signatures = {f.signature.name: f.signature for f in graph_def.library.function}
     _replace_calls(graph_def.node, signatures)
@@ -645,21 +612,14 @@ def find_place(message: TensorFlowMessage, text: str) -> str:
 
 
 def find_used(message: TensorFlowMessage) -> list[bool]:
-    """Return for each tensor of the parameter whether the result depends on it.
-
-    The order is that of the parameter's type.
-    """
+    """Return for each tensor of the parameter whether the result depends on it."""
     nodes = {node.name: node for node in _read_any(message).node}
     used = set(reached(nodes, map(node_of, bound_names(message.result))))
     return [node_of(name) in used for name in bound_names(message.parameter)]
 
 
 def check_portable(message: TensorFlowMessage) -> None:
-    """Check that a message can run in another process.
-
-    Raises:
-        UnsupportedError: The graph has Python functions.
-    """
+    """Raise UnsupportedError if a message has Python functions of this process."""
     graph_def = _read_any(message)
     if any(_callback_ops(graph_def)):
         raise _stays_error(graph_def)
@@ -684,23 +644,12 @@ def compose_all(
     """Join a computation with the computations that returned its sequences.
 
         rows -> Batch(rows)          batches -> Reduce(batches)      two messages
-        rows -> Reduce(Batch(rows))                                  one message
+    rows -> Reduce(Batch(rows))                                  one message
 
-    In the joined graph, the dataset between them need not exist. If no argument is such
-    a sequence, everything is returned unchanged.
-
-    Args:
-        message: Message of the computation.
-        type_spec: Type of the computation.
-        leaves: Tensors and sequences of the argument, in the order of its type.
-        returned: Class of the sequences that another computation returned. Each has the
-            `message` of that computation, and the `types` and `leaves` of its argument.
-
-    Returns:
-        The joined message, its type, and the leaves of its argument.
-
-    Raises:
-        Fallback: The joined computation would not be equivalent.
+    In the joined graph, the dataset between them need not exist. If no argument is a
+    sequence of the class `returned`, everything is returned unchanged. `leaves` are the
+    tensors and sequences of the argument, in the order of its type. Raises Fallback if
+    the joined computation would not be equivalent.
     """
     if not any(isinstance(leaf, returned) for leaf in leaves):
         return message, type_spec, leaves

@@ -1,4 +1,4 @@
-"""A hash of what a computation does, which is equal in every Python process.
+"""A hash of the work of a computation, which is equal in every Python process.
 
 TensorFlow and Keras number their names over a whole process. So nodes and functions are
 described by their positions in the graph. Constants are part of the description, but
@@ -27,7 +27,7 @@ _MOST_BYTES = 1024
 
 
 def identify_computation(comp: fl.framework.ConcreteComputation) -> str:
-    """Return a hash of what a computation does, in hexadecimal digits.
+    """Return a hash of the work of a computation, in hexadecimal digits.
 
     Two processes that trace the same Python code get the same hash if they have the
     same versions of TensorFlow, Keras and ray_fed. Constants count, so the hash differs
@@ -57,15 +57,12 @@ def find_used_parameters(comp: fl.framework.ConcreteComputation) -> list[bool]:
 
 
 def content_of(message: Any) -> bytes:
-    """Return a hash of what one graph does. It keys the random numbers of the graph.
+    """Return a hash of the work of a `pb.TensorFlow`.
 
-    The values of numbers do not count, see `numbers`.
+    It keys the graph's random numbers.
 
-    Args:
-        message: A `pb.TensorFlow`.
-
-    Raises:
-        UnsupportedError: The graph has Python functions of another process.
+    The values of numbers do not count, see `numbers`. Raises UnsupportedError if the
+    graph has Python functions of another process.
     """
     graph = graph_message.graph_of(message)
     library = _Library(graph.library)

@@ -51,12 +51,9 @@ def find(key: str) -> tuple[Any, bytes] | None:
 
 
 def put(key: str, notes: Any, graph: bytes) -> None:
-    """Store a graph, in memory only if the folder is not writable.
+    """Store a graph and JSON notes, in memory only if the folder is not writable.
 
-    Args:
-        key: A hash of everything that the graph is made from.
-        notes: JSON values to store with the graph.
-        graph: The serialized graph.
+    `key` must hash everything that the graph is made from.
     """
     folder = _folder()
     if folder is None:

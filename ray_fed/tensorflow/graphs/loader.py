@@ -94,10 +94,7 @@ _UNORDERED_OPS = frozenset({"Placeholder", "Const", "Switch", "Merge"})
 def isolate(graph_def: GraphDef, *first_ops: str | None) -> None:
     """Rewrite a GraphDef in place so that calls share nothing.
 
-    Args:
-        graph_def: The graph as its message has it.
-        *first_ops: Names of ops that each call runs before all others, in this order.
-            None is ignored.
+    Each call runs `first_ops` in this order before all other ops. None is ignored.
     """
     digest = graph_message.digest_library(graph_def)
     graph_message.rename_functions(graph_def, lambda name, _: f"{name}_{digest}")
@@ -154,15 +151,9 @@ def _loop_depths(nodes: dict[str, NodeDef]) -> dict[str, int]:
 
 
 def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -> Any:
-    """Return an isolated graph as a function from feeds to fetches.
+    """Return an isolated graph as a function from a list of feeds to a list of fetches.
 
-    Args:
-        graph_def: A graph after `isolate`.
-        feeds: Names of the tensors to pass, in order.
-        fetches: Names of the tensors to return, in order. A name may occur twice.
-
-    Returns:
-        A callable that takes a list of tensors and returns a list of tensors.
+    A name may occur twice in `fetches`.
     """
 
     def load() -> None:
@@ -190,7 +181,7 @@ def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -
 def free_at_end(wrapped: Any, names: list[str]) -> None:
     """Remove functions from TensorFlow's runtime when their caller is freed.
 
-    TensorFlow adds the library of a graph to the process and never removes it. So each
+    TensorFlow adds the library of a graph to the process and never removes it. Each
     round with a new computation would leak memory.
     """
     if names:
@@ -324,7 +315,6 @@ class Source:
     Attributes:
         origin: The name of the computation in errors.
         content: A hash of the graph as it was written. Keys of random ops depend on it.
-        device: Name of the device to run on, or None to leave it to TensorFlow.
         reads_later: Whether results are read after the call. Another call may then have
             set the states of random ops.
         find_place: Takes the message of an error. Returns a sentence about the line of
@@ -341,12 +331,7 @@ class Source:
 class LoadedGraph:
     """One graph, called with tensors any number of times, from any thread.
 
-    Args:
-        graph_def: The graph to load. It is rewritten in place.
-        feeds: Names of the tensors to pass, in order.
-        fetches: Names of the tensors to return, in order.
-        initialize_op: Name of the op that runs first in each call, or None.
-        source: The computation that the graph was written for.
+    `graph_def` is rewritten in place. `initialize_op` runs first in each call.
     """
 
     def __init__(
@@ -390,8 +375,7 @@ class LoadedGraph:
     def __call__(self, take: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         """Run the graph and return its results.
 
-        Args:
-            take: Returns the tensors to pass. It is called on the device of the graph.
+        `take` returns the tensors to pass, and is called on the device of the graph.
         """
         source = self._source
         with (

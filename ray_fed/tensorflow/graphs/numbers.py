@@ -42,11 +42,9 @@ def marks_of(graph_def: Any) -> dict[str, bytes]:
 
 
 def rewrite(proto: Any, change: Callable[[bytes, float], tuple[bytes, float]]) -> None:
-    """Change the marks and values of a computation's marked constants, in place.
+    """Change the marks and values of a `pb.Computation`'s marked constants, in place.
 
-    Args:
-        proto: A `pb.Computation`.
-        change: Function from mark and value of a constant to its new mark and value.
+    `change` maps the mark and value of a constant to its new mark and value.
     """
     for message in graph_message.messages_of(proto):
         if MARK.encode() not in message.graph_def.value:
@@ -70,7 +68,7 @@ def take_out(*functions: bytes) -> tuple[list[bytes], list[float]]:
     """Return serialized functions without their numbers, and the numbers.
 
     The mark of each constant becomes the index of its number. Its value becomes NaN, so
-    that a number which is not passed is noticed.
+    that a missing number shows in the result.
     """
     numbers: dict[bytes, float] = {}
 

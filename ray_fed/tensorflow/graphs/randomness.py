@@ -25,7 +25,9 @@ KEPT_PREFIX = b"ray_fed_state_"
 
 
 class RandomStates:
-    """The state variables of one loaded graph. The owner of the graph closes them.
+    """The state variables of one loaded graph.
+
+    The owner of the graph closes them.
 
     Attributes:
         names: Names of the variables that stay between calls, in the order of their
@@ -53,8 +55,7 @@ class RandomStates:
     def set(self, content: bytes) -> None:
         """Set all variables for the running work, on the current device.
 
-        Args:
-            content: Bytes that identify the computation.
+        `content` identifies the computation.
         """
         for index, handle in enumerate(self._handles):
             value = tf.constant(
@@ -74,16 +75,9 @@ class RandomStates:
 def add_assignments(graph_def: GraphDef, states: RandomStates) -> tuple[list[str], str]:
     """Add nodes to a GraphDef that set its state variables, to call it in a graph.
 
-    Variables of ops outside functions become local to the call. They are removed from
-    `states.names`.
-
-    Args:
-        graph_def: The graph, which is changed in place.
-        states: The state variables of the graph.
-
-    Returns:
-        The names of placeholders for the states, i64[3] each, and the name of an op
-        that runs after all states are set.
+    Variables of ops outside functions become local to the call, and are removed from
+    `states.names`. Return the names of placeholders for the states, i64[3] each, and of
+    an op that runs after all states are set.
     """
     inside = {
         node.attr["shared_name"].s.decode(): node
@@ -133,11 +127,8 @@ def run_in_order(graph_def: GraphDef, *, datasets: bool) -> None:
     """Rewrite a GraphDef in place so that loops and datasets draw in order.
 
     All iterations share the state of a random op. Their order decides which numbers
-    each iteration gets, so they must run one after another.
-
-    Args:
-        graph_def: The graph. Its library functions are rewritten, too.
-        datasets: Whether functions of datasets draw.
+    each iteration gets, so they must run one after another. `datasets` says whether
+    functions of datasets draw.
     """
     bodies = (function.node_def for function in graph_def.library.function)
     for in_function, nodes in [(False, graph_def.node), *((True, b) for b in bodies)]:

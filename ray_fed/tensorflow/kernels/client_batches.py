@@ -125,11 +125,8 @@ class TensorLayout:
     def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
         """Return the dimensions of each client's tensor that its type does not fix.
 
-        They are i64[clients, dimensions], or None for strings.
-
-        Args:
-            laid: The tensors of `specs`.
-            places: i64[clients, places].
+        They are i64[clients, dimensions], or None for strings. `laid` has the tensors
+        of `specs`, and `places` is i64[clients, places].
         """
         if laid[0].dtype == tf.string:
             return None
@@ -182,12 +179,8 @@ class SequenceLayout:
     ) -> tuple[list[Parts], list[Array]]:
         """Return the arrays to concatenate for each of `specs`, and the places.
 
-        Args:
-            members: Plain values. Sequences in files are read.
-            keep: Caches the content of files.
-
-        Raises:
-            Fallback: The data in files is too large, or a sequence cannot be laid.
+        Sequences in files are read, and `keep` caches their content. Raises Fallback if
+        the data in files is too large, or if a sequence cannot be laid out.
         """
         sequences = list(self._read_sequences(members, keep))
         laid: list[Parts] = []
@@ -225,10 +218,7 @@ class SequenceLayout:
         """Return the length of each client's sequence, and its elements' dimensions.
 
         They are i64[clients, sizes], or None for strings. -1 stands for several sizes.
-
-        Args:
-            laid: The tensors of `specs`.
-            places: i64[clients, places].
+        `laid` has the tensors of `specs`, and `places` is i64[clients, places].
         """
         if any(tensor.dtype == tf.string for tensor in laid):
             return None
@@ -298,11 +288,7 @@ def _batch_sizes(
 ) -> Array:
     """Return the size of each client's elements, or -1 if its elements differ.
 
-    Args:
-        splits: The splits of all clients. Those of each client begin with 0.
-        starts: Start of each client's splits.
-        num_rows: Number of rows of each client.
-        lengths: Number of elements of each client, i64[clients, 1].
+    `splits` has the splits of all clients, and each client's splits begin with 0.
     """
     counts = lengths[:, 0]
     sizes = num_rows // np.maximum(counts, 1)
@@ -326,9 +312,7 @@ ClientShape: TypeAlias = tuple[ComponentShape, ...]
 class LaidPart:
     """One part of the data of some clients, in client order.
 
-    Attributes:
-        tensors: The tensors of all clients, concatenated.
-        places: The places of this part, i64[clients, places].
+    `tensors` are concatenated over clients. `places` is i64[clients, places].
     """
 
     tensors: Sequence[tf.Tensor]
@@ -340,16 +324,12 @@ class LaidPart:
 
 
 class ClientLayout:
-    """The layout of a struct that each client has. Its elements are called parts.
+    """The layout of a struct that each client has.
 
-    Args:
-        type_spec: Type of one client's value.
+    Its elements are called parts.
 
-    Attributes:
-        specs: Specs of the tensors of any number of clients.
-
-    Raises:
-        Fallback: The type has no layout.
+    `specs` describes the tensors of any number of clients. The constructor raises
+    Fallback for a type without a layout.
     """
 
     def __init__(self, type_spec: fl.StructType) -> None:
@@ -372,12 +352,10 @@ class ClientLayout:
     def lay_part(
         self, part: int, values: Sequence[Plain], keep: external_data.Keep
     ) -> LaidPart:
-        """Lay one part of the data of some clients.
+        """Lay out the plain values that some clients have for one part.
 
-        Args:
-            part: Index of the part in a client's value.
-            values: The plain value of each client's part, in client order.
-            keep: Caches the content of files.
+        `part` is the index of the part in a client's value. `keep` caches the content
+        of files.
         """
         flat = [trees.flatten(value) for value in values]
         tensors: list[tf.Tensor] = []
@@ -454,12 +432,7 @@ class ClientLayout:
         return regions
 
     def static_member(self, rows: Sequence[tf.Tensor], shape: ClientShape) -> Any:
-        """Return the value of one client whose shape is known.
-
-        Args:
-            rows: The rows of each of its extents, inside a graph.
-            shape: The client's shape.
-        """
+        """Return the value of one client, from the rows of each extent of its shape."""
         remaining = iter(rows)
         leaves = [
             leaf.static_member(remaining, cast("Any", sizes))
@@ -470,9 +443,7 @@ class ClientLayout:
     def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> Any:
         """Return one client's value: tensors and `GraphSequence`s in structs.
 
-        Args:
-            tensors: The tensors of all clients, inside a graph.
-            index: Index of the client, i64[].
+        `tensors` holds all clients, inside a graph, and `index` is i64[].
         """
         laid, places = iter(tensors), iter(self._places(tensors, index))
         leaves = [leaf.member(laid, places, index) for leaf in self._leaves]
@@ -498,8 +469,7 @@ _MOST_IN_WINDOW = 64
 class ClientWork:
     """The functions of a kernel, and the types of their values.
 
-    Args:
-        kernel: The kernel.
+    The constructor raises Fallback for a type that kernels do not support.
 
     Attributes:
         constants: Type of the values that are equal for all clients.
@@ -507,9 +477,6 @@ class ClientWork:
         kept: Type of the values that are kept for each client.
         layout: Layout of the clients' data.
         specs: Specs of the accumulators.
-
-    Raises:
-        Fallback: A value has a type that kernels do not support.
     """
 
     def __init__(self, kernel: plans.Kernel) -> None:
@@ -542,11 +509,7 @@ class ClientWork:
     ) -> list[tf.Tensor]:
         """Return the accumulators after a client, inside a graph.
 
-        Args:
-            importer: Imports computations into the graph.
-            accumulators: The tensors of the accumulators before the client.
-            worked: The tensors of the result of `work`, without kept values.
-            constants: The tensors of the constants.
+        `worked` has the tensors of the result of `work`, without kept values.
         """
         folded = structs.Struct(
             [
@@ -579,8 +542,6 @@ class ShapedClients:
     """Accumulates clients of one shape, inside a graph.
 
     Args:
-        client: The functions of a client.
-        shape: The shape of each client.
         window: The clients whose rows one step takes.
         at_once: Number of clients whose work is vectorized.
         jit: Whether XLA compiles the work.
@@ -646,11 +607,9 @@ class ShapedClients:
     ) -> list[tf.Tensor]:
         """Return the accumulators after some clients.
 
-        Args:
-            clients: The first client and one past the last, i64[]. At least one client.
-            accumulators: The tensors of the accumulators before the first client.
-            constants: The tensors of the constants, then the numbers of the kernel.
-            data: The result of `prepare`.
+        `clients` has the first client and one past the last, i64[], at least one
+        client. The numbers of the kernel follow the tensors of the constants. `data` is
+        the result of `prepare`.
         """
         first, stop = clients
 
@@ -821,7 +780,6 @@ class LaidData:
     """The data of some clients, for any round.
 
     Attributes:
-        tensors: The data in the form of `ClientLayout`.
         shapes: The different shapes of the clients. None stands for no shape.
         kinds: For each client, the index of its shape. Empty if shapes are not needed.
     """
@@ -838,13 +796,7 @@ class LaidData:
         *,
         with_shapes: bool,
     ) -> "LaidData":
-        """Join the parts of some clients' data.
-
-        Args:
-            layout: The layout of a client's data.
-            parts: All parts of the same clients.
-            with_shapes: Whether to find the shapes of the clients.
-        """
+        """Join the parts of some clients' data, and find their shapes if needed."""
         tensors = layout.join(parts)
         if with_shapes:
             return cls(tensors, *layout.shapes(tensors))
@@ -862,7 +814,6 @@ class LaidClients:
     Attributes:
         states: States of the random ops in the clients' work, and in the accumulation,
             i64[clients, sites, 3] each.
-        data: The data of the clients.
         shape: The shape of all clients of the leaves to run, or None to use the graph
             for clients of any shape.
         are_checked: Whether a graph for clients of any shape checks each client,

@@ -72,16 +72,10 @@ from ray_fed.values.stored import ClientValues
 class MergeKernel:
     """The graph that merges two partials.
 
-    Args:
-        merge: Serialized <U, U> -> U.
-        device: Name of the device to run on, or None to leave it to TensorFlow.
+    `merge` is a serialized <U, U> -> U.
 
-    Attributes:
-        partial: Type of a partial.
-
-    Raises:
-        Fallback: The merge draws random numbers, or no graph can do it. Executors then
-            run each merge with the key of its subtree.
+    The constructor raises Fallback if the merge draws random numbers, or cannot be a
+    graph. Executors then run each merge with the key of its subtree.
     """
 
     def __init__(self, merge: bytes, device: str | None) -> None:
@@ -112,12 +106,12 @@ class MergeKernel:
 def merge_all(
     merge: MergeKernel, pairs: tf.Tensor, partials: Sequence[Any]
 ) -> list[Any]:
-    """Merge partials inside a graph. Each merge replaces the left partial.
+    """Merge partials inside a graph.
 
-    Args:
-        merge: The merge of two partials.
-        pairs: Indices of left and right partials, i32[pairs, 2], in order.
-        partials: A TensorArray for each tensor of a partial.
+    Each merge replaces the left partial.
+
+    `pairs` has indices of left and right partials, i32[pairs, 2], in order. `partials`
+    has a TensorArray for each tensor of a partial.
     """
     sides = tf.unstack(pairs, axis=1)
 
@@ -163,8 +157,6 @@ class LoopInputs:
         first: Index of the first client of this call.
         work_states: See `LaidClients.states`.
         fold_states: See `LaidClients.states`.
-        constants: The constants, as a struct.
-        data: The data of the clients.
         numbers: See `GraphImporter.numbers`.
     """
 
@@ -193,19 +185,7 @@ class LeafFold:
 
 
 class LeafLoop:
-    """Builds the graphs of one kernel.
-
-    Args:
-        client: The functions of a client.
-        merge: The merge of two partials, or None to merge nothing in the graph.
-        trusts_sums: See `GraphImporter`.
-
-    Attributes:
-        specs: Specs of the accumulators.
-        constant_specs: Specs of the constants.
-        work_importer: Imports the clients' work.
-        fold_importer: Imports the accumulation.
-    """
+    """Builds the graphs of one kernel. With a `merge` of None, it merges nothing."""
 
     def __init__(
         self, client: ClientWork, merge: MergeKernel | None, *, trusts_sums: bool
@@ -387,13 +367,11 @@ class _ShapedGraph:
 
 
 class ShapedGraphs:
-    """The graphs of one kernel by shape. Each is built on first use.
+    """The graphs of one kernel by shape.
 
-    Args:
-        kernel: The kernel, with its options `jit` and `vectorized_clients`.
-        client: The functions of a client.
-        loop: Builds the graphs.
-        device: Name of the device to run on, or None to leave it to TensorFlow.
+    Each is built on first use.
+
+    The kernel's options `jit` and `vectorized_clients` decide how.
     """
 
     def __init__(
@@ -422,8 +400,7 @@ class ShapedGraphs:
     def refuse_shapes(self, leaf_size: int) -> str | None:
         """Return the reason why the shapes of clients are not needed, or None.
 
-        Args:
-            leaf_size: Number of clients of the cohort's largest leaf.
+        `leaf_size` is the number of clients of the cohort's largest leaf.
         """
         if self._at_once > 1:
             return None
@@ -436,10 +413,7 @@ class ShapedGraphs:
     ) -> UniformShape | None:
         """Return the shape of a leaf's clients if there is a graph for it.
 
-        Args:
-            leaf: Positions in `laid` of all clients of the leaf.
-            laid: The data of the clients.
-            leaf_size: Number of clients of the cohort's largest leaf.
+        `leaf` has the positions in `laid` of all clients of the leaf.
         """
         kinds = laid.data.kinds[leaf.start : leaf.stop]
         is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()
@@ -470,12 +444,9 @@ class ShapedGraphs:
         arguments: list[tf.Tensor],
         for_any_shape: GraphFunction,
     ) -> list[tf.Tensor]:
-        """Call the graph for leaves of one shape.
+        """Call the graph for leaves of one shape, a result of `shape_of`.
 
-        Args:
-            shape: The result of `shape_of` for each of the leaves.
-            arguments: Arguments of the graph.
-            for_any_shape: The graph to call if there is none for the shape.
+        `for_any_shape` is called if there is no graph for the shape.
         """
         graph = None if shape is None else self._graphs[shape]
         if shape is None or graph is None or graph.function is None:
@@ -570,23 +541,19 @@ _TENSOR_TYPES = tf.Tensor, np.ndarray, np.generic
 class ClientKernel(NumberedGraph):
     """The graph of one `plans.Kernel`, with conversion of its values.
 
+    The constructor raises Fallback if a kernel cannot do the work.
+
     Args:
-        kernel: The kernel.
         merge: The merge of two partials, or None to merge nothing here.
-        device: Name of the device to run on, or None to leave it to TensorFlow.
         one_a_leaf: Whether each leaf has one client, so that no inner loop is needed.
         key: See `as_graph`.
 
     Attributes:
         shaped: The graphs for leaves whose clients all have one shape.
-        merges: Whether it merges partials.
         relies_on_sums: Whether clients are not checked one by one. If a partial is not
             finite, run its leaf again with `LaidClients.are_checked`.
         at_once: Number of clients of one shape that work at once. A call for a part of
             a leaf must cover a multiple of this number.
-
-    Raises:
-        Fallback: A kernel cannot do the work.
     """
 
     def __init__(
@@ -657,20 +624,15 @@ class ClientKernel(NumberedGraph):
     ) -> LaidPart:
         """Return one part of clients' data as tensors, for any round.
 
-        Args:
-            part: Index in `plans.Kernel.data`.
-            values: The clients' plain values, in order.
-            keep: Caches the content of files.
+        `part` is an index in `plans.Kernel.data`. `keep` caches the content of files.
         """
         with tf.device(self._device):
             return self._client.layout.lay_part(part, values, keep)
 
     def join(self, parts: Sequence[LaidPart], *, with_shapes: bool) -> LaidData:
-        """Join the parts of clients' data.
+        """Join the parts of clients' data, in the order of `plans.Kernel.data`.
 
-        Args:
-            parts: The parts, in the order of `plans.Kernel.data`.
-            with_shapes: Whether `shaped` needs the shapes of the clients.
+        Pass `with_shapes` if `shaped` needs the shapes of the clients.
         """
         with tf.device(self._device):
             return LaidData.of(self._client.layout, parts, with_shapes=with_shapes)
@@ -678,9 +640,7 @@ class ClientKernel(NumberedGraph):
     def lay(self, data: LaidData, clients: range) -> LaidClients:
         """Return clients' data in the form that `run` takes in this round.
 
-        Args:
-            data: The result of `join`.
-            clients: Indices of the clients for `random_keys.at_client`.
+        `clients` are indices for `random_keys.at_client`.
         """
         states = self._states(self._loop.work_importer, clients)
         with random_keys.at_step("accumulate"):
@@ -705,9 +665,8 @@ class ClientKernel(NumberedGraph):
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return zeros and constants in the form that `run` takes.
 
-        Args:
-            server_values: The result of the kernel's `server`: zeros, then constants,
-                plain or tensors.
+        `server_values` is the result of the kernel's `server`: zeros, then constants,
+        plain or tensors.
         """
         values = trees.flatten(tuple(server_values))
         zeros, constants = self._loop.specs, self._loop.constant_specs

@@ -56,8 +56,7 @@ class GraphSequence:
 def leaf_types(type_spec: fl.Type) -> list[fl.TensorType | fl.SequenceType]:
     """Return the types of tensors and sequences in a struct, in order.
 
-    Raises:
-        Fallback: There is another type.
+    Raises Fallback for another type.
     """
     leaves = trees.leaf_types(type_spec)
     for leaf in leaves:
@@ -72,11 +71,7 @@ thousand."""
 
 
 def refuse_many(num_tensors: int, where: str) -> None:
-    """Refuse structs with too many tensors for a graph.
-
-    Raises:
-        Fallback: There are too many.
-    """
+    """Raise Fallback for structs with too many tensors for a graph."""
     if num_tensors > _MOST_TENSORS:
         raise Fallback(f"{num_tensors} tensors {where}")
 
@@ -87,11 +82,7 @@ def parameter_of(block: fl.framework.ComputationBuildingBlock) -> fl.Type:
 
 
 def specs_of(type_spec: fl.Type) -> list[tf.TensorSpec]:
-    """Return the specs of the tensors of a type.
-
-    Raises:
-        Fallback: The type has sequences.
-    """
+    """Return the specs of the tensors of a type, or raise Fallback for sequences."""
     all_specs: list[tf.TensorSpec] = []
     for leaf in leaf_types(type_spec):
         if isinstance(leaf, fl.SequenceType):
@@ -119,11 +110,7 @@ class PendingSequence:
 
 
 def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
-    """Return the message of a computation.
-
-    Raises:
-        Fallback: It is not a TensorFlow computation.
-    """
+    """Return the message of a TensorFlow computation. Raises Fallback for others."""
     proto = block.to_proto()
     if proto.WhichOneof("computation") != "tensorflow":
         raise Fallback(f"a computation of kind {proto.WhichOneof('computation')}")
@@ -133,7 +120,7 @@ def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
 def compose_pending(
     block: flf.CompiledComputation, leaves: Sequence[Any]
 ) -> tuple[TensorFlowMessage, fl.FunctionType, Sequence[Any]]:
-    """Join a computation with those of its pending sequences, see `compose_all`."""
+    """Join a computation with its pending sequences, see `compose_all`."""
     type_spec = cast("fl.FunctionType", block.type_signature)
     return graph_message.compose_all(
         message_of(block), type_spec, leaves, PendingSequence
@@ -144,9 +131,8 @@ def compose_pending(
 class RandomOp:
     """A random op of a kernel.
 
-    Attributes:
-        path: Names of the locals in which its computation is called.
-        content: Bytes that identify the computation and the op.
+    `path` has the names of the locals in which its computation is called. `content`
+    identifies the computation and the op.
     """
 
     path: tuple[str, ...]
@@ -156,27 +142,27 @@ class RandomOp:
 class GraphImporter:
     """Imports computations into the current graph, and records what they use.
 
+    Args:
+        allowed: The ops with state or effects that may be imported: "any", "checks"
+            (assertions), or "none". Variables that became values do not count.
+        unrolled: See `lowering.lower`.
+        isolated: Whether TensorFlow optimizes each computation separately, so that it
+            has the bits of a separate call.
+        trusts_sums: Whether to leave out checks that sums over clients show, see
+            `lowering.variables.trust_sums`. The caller then checks the sums.
+
     Attributes:
         sites: The random ops, in the order of their states.
         unkeyed: The random ops whose state cannot be set.
         ends: Results of the imported computations. The next iteration must wait for
-            them, or else TensorFlow would join sums of several computations into one,
-            with other bits.
+            them, because TensorFlow would otherwise join sums of several computations
+            into one, with other bits.
         ops: Kinds of the imported ops, see `jit.op_kinds`.
         numbers: f64[numbers], the values of constants that are marked with an index,
             see `graphs.numbers`. None if constants have their own values.
         checks: For each imported computation with checks, whether all of them passed,
             bool[]. Empty if a failed check raises in the graph.
         relies_on_sums: Whether checks were left out that sums over clients show.
-
-    Args:
-        allowed: The ops with state or effects that may be imported: "any", "checks"
-            (assertions), or "none". Variables that became values are not such ops.
-        unrolled: See `lowering.lower`.
-        isolated: Whether TensorFlow optimizes each computation separately, so that its
-            bits are those of a call of its own.
-        trusts_sums: Whether to leave out checks that sums over clients show, see
-            `lowering.variables.trust_sums`. The caller then checks the sums.
     """
 
     def __init__(
@@ -204,9 +190,7 @@ class GraphImporter:
     def use_states(self, state_of: Callable[[int], tf.Tensor]) -> None:
         """Set the random states of the computations that are imported next.
 
-        Args:
-            state_of: Function from the index of a site to its state, i64[3], in the
-                current graph.
+        `state_of` maps the index of a site to its state, i64[3], in the current graph.
         """
         self._state_of = state_of
 
@@ -248,15 +232,10 @@ class GraphImporter:
     ) -> list[tf.Tensor]:
         """Import a computation into the graph and return its results.
 
-        Args:
-            block: The computation.
-            leaves: Tensors and sequences of its argument.
-            path: Names of the locals in which it is called.
-
-        Raises:
-            Fallback: It is not a TensorFlow computation, needs tf.data, has state or
-                effects that are not allowed, or draws random numbers without
-                `use_states`.
+        `leaves` are the tensors and sequences of its argument. `path` has the names of
+        the locals in which it is called. Raises Fallback if the computation is not of
+        TensorFlow, needs tf.data, has ops that are not allowed, or draws random numbers
+        without `use_states`.
         """
         message = message_of(block)
         content = identity.content_of(message)
@@ -297,7 +276,7 @@ class GraphImporter:
         return results
 
     def _check_state(self, graph_def: GraphDef) -> list[str]:
-        """Return the ops with state or effects. Refuse those that are not allowed."""
+        """Return the ops with state or effects, and refuse ops that are not allowed."""
         stateful = inlining.stateful_ops(graph_def)
         if self._allowed == "checks":
             refused = [op for op in stateful if op != "Assert"]
@@ -333,8 +312,8 @@ class GraphImporter:
     ) -> PendingSequence:
         """Return the sequence that a computation returns, to be joined later.
 
-        Raises:
-            Fallback: The computation draws random numbers, or has state or effects.
+        Raises Fallback if the computation draws random numbers, or has state or
+        effects.
         """
         message, type_spec, leaves = compose_pending(block, leaves)
         if effects := inlining.find_effects(message):
@@ -431,10 +410,8 @@ TracedFunction: TypeAlias = Callable[[Any, Path], Any]
 class GraphBuilder:
     """Evaluates building blocks in the current graph.
 
-    Args:
-        importer: Imports TensorFlow computations into the graph.
-        counts: List that receives tensors which must not be zero. The caller checks
-            them. With None, intrinsics that raise an error for zero are refused.
+    `counts` is a list that receives tensors which must not be zero, and the caller
+    checks them. With None, intrinsics that raise an error for zero are refused.
     """
 
     def __init__(
@@ -444,11 +421,7 @@ class GraphBuilder:
         self._counts = counts
 
     def call(self, function: Block, argument: Any) -> Any:
-        """Return the result of a closed lambda.
-
-        Raises:
-            Fallback: Only executors can evaluate it.
-        """
+        """Return the result of a closed lambda, or raise Fallback."""
         return self._evaluate(function, {}, ())(argument, ())
 
     def _evaluate(self, block: Block, names: Names, path: Path) -> Any:

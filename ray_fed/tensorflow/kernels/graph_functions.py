@@ -45,20 +45,13 @@ def write_frames(graph_def: GraphDef, kept: Sequence[str]) -> Any:
         while i < n: i, x = i + 1, f(x, w)          w and n do not change
 
         i, x    Enter -> Merge -> Switch -> body -> NextIteration -> Merge ...
-                                         -> Exit
-        w, n    Enter, once
+    -> Exit     w, n    Enter, once
 
     A node whose inputs all come from outside the frame would run once too often, when
     the condition is false. It therefore waits for a variable that the condition reads.
     Variables that nothing reads, such as TensorFlow's iteration counter, are removed.
-
-    Loops in library functions are not changed, nor are loops that TensorFlow does not
-    write as frames.
-
-    Args:
-        graph_def: The graph with its library.
-        kept: Names of tensors outside loops. All nodes that they do not depend on are
-            removed.
+    So are nodes outside loops that no tensor of `kept` depends on. Loops in library
+    functions are not changed, nor are loops that TensorFlow does not write as frames.
     """
     functions = {f.signature.name: f for f in graph_def.library.function}
     renamed: dict[str, str] = {}
@@ -122,7 +115,6 @@ class _Frame:
     """One loop as a frame.
 
     Args:
-        loop: The node of the loop.
         steady: For each loop variable, whether it never changes. Not all are true.
         read: Indices of the variables that the condition reads.
 
@@ -143,11 +135,7 @@ class _Frame:
         self._outer: set[str] = set()
 
     def write(self, condition: inlining.Body, body: inlining.Body) -> "_Frame":
-        """Add all nodes.
-
-        Raises:
-            Fallback: A function of the loop contains frames.
-        """
+        """Add all nodes. Raises Fallback if a function of the loop contains frames."""
         sources = [source for source in self._loop.input if not source.startswith("^")]
         variables = self._enter(sources)
         switched = self._test(condition, variables)
@@ -221,14 +209,12 @@ class _Frame:
     def _copy(
         self, body: inlining.Body, label: str, inside: Sequence[str], pivot: str
     ) -> tuple[list[str], list[str]]:
-        """Copy a function's nodes. Return its results, and waits for its effects.
+        """Copy a function's nodes.
 
-        Args:
-            body: The body of the function.
-            label: Part of the names of the copies.
-            inside: Names of the tensors that replace its arguments.
-            pivot: Name of a tensor that does not exist in the iteration that ends the
-                loop.
+        Return its results, and waits for its effects.
+
+        `inside` are the tensors that replace its arguments. The tensor `pivot` does not
+        exist in the iteration that ends the loop.
         """
         renamed = dict(zip(body.arguments, inside, strict=True))
         prefix = f"{self._loop.name}/{label}"
@@ -329,11 +315,8 @@ def as_graph(
 ) -> GraphFunction:
     """Return a function of tensors as a graph, with frames for loops.
 
-    Args:
-        function: Builds the graph, unless it is cached.
-        signature: Specs of the arguments.
-        key: Key of the graph in `kept_graphs`, or None to cache nothing.
-        state: Properties that `function` records.
+    The graph is cached by `key` in `kept_graphs`, unless the key is None. `state` has
+    properties that `function` records when it builds the graph.
     """
     if key is not None and (kept := kept_graphs.find(key)) is not None:
         saved, content = kept
@@ -359,12 +342,8 @@ def as_pruned_graph(
     """Return a function as a graph of the arguments that it reads, and their indices.
 
     Results that depend on no argument are computed here, once. Results that are
-    arguments are returned without the graph.
-
-    Args:
-        function: Function of tensors, without random numbers, state or effects.
-        signature: Specs of the arguments.
-        key: See `as_graph`.
+    arguments are returned without the graph. The function must have no random numbers,
+    state or effects. For `key` see `as_graph`.
     """
     kept = None if key is None else kept_graphs.find(key)
     if kept is None:
@@ -373,6 +352,7 @@ def as_pruned_graph(
             fed = _placeholders(signature)
             results = [_without_identity(tensor) for tensor in function(*fed)]
             inside = [tf.identity(tensor) for tensor in results]
+        # A result that is an argument is found by the name of its placeholder.
         places = {tensor.name: index for index, tensor in enumerate(fed)}
         reads = _arguments_of(graph, fed, results)
         # Compute constant results now. Large ones stay in the graph.
@@ -406,6 +386,7 @@ def as_pruned_graph(
 
     def call(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         by_index = dict(zip(passed, tensors, strict=True))
+        # The graph returns only computed results, so they fill the remaining places.
         ran = iter(run([by_index[index] for index in read]) if is_needed else ())
         return [
             next(ran)
@@ -441,7 +422,7 @@ def _write(
     fetched: Sequence[tf.Tensor],
     signature: Sequence[tf.TensorSpec],
 ) -> GraphDef:
-    """Return a library of functions of which the last is the graph."""
+    """Return a library of functions. The last one is the graph."""
     feeds, fetches = ([tensor.name for tensor in tensors] for tensors in (fed, fetched))
     graph_def = write_frames(graph.as_graph_def(), [*feeds, *fetches])
     function = _as_function(graph_def, feeds, signature, fetched)
@@ -541,7 +522,7 @@ def _load(written: GraphDef) -> GraphFunction:
 
     # TensorFlow optimizes a function in its first call, and again in each call that
     # begins meanwhile: seconds of CPU time in each thread for thousands of nodes.
-    # Python functions may wait for those of another call.
+    # Python functions may wait for functions of another call.
     first, is_optimized = threading.RLock(), threading.Event()
     if graph_message.has_python_functions(written):
         is_optimized.set()
@@ -566,7 +547,7 @@ def _load(written: GraphDef) -> GraphFunction:
 
 
 def _without_identity(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor that ops which only pass a value on begin with."""
+    """Return the first tensor of a chain of ops that only pass a value on."""
     passing = ("Identity", "PlaceholderWithDefault")
     while tensor.op.type in passing and not tensor.op.control_inputs:
         (tensor,) = tensor.op.inputs
@@ -641,11 +622,7 @@ def concatenate(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
 
 
 def stack(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
-    """Stack at least one array to an eager tensor, by one copy.
-
-    Raises:
-        ValueError: The arrays have different shapes.
-    """
+    """Stack arrays of one shape to an eager tensor, by one copy."""
     if not _is_shared(dtype):
         return tf.constant(np.stack(arrays), dtype)
     owned = _empty((len(arrays), *np.shape(arrays[0])), dtype)

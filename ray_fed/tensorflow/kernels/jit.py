@@ -118,12 +118,7 @@ def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
 
 
 def refuse_ops(ops: Iterable[str], kind: str) -> str | None:
-    """Return the reason why ops must not be compiled, or None.
-
-    Args:
-        ops: Kinds of ops, see `op_kinds`.
-        kind: Kind of the device, see `kind_of`.
-    """
+    """Return the reason why ops must not be compiled, or None. See `op_kinds`."""
     if kind not in _MEASURED:
         return f"not measured on a {kind}"
     unknown = sorted(set(ops) - _KNOWN)
@@ -146,12 +141,8 @@ def refuse_sizes(
 ) -> str | None:
     """Return the reason why clients of one shape must not be compiled, or None.
 
-    Args:
-        ops: Kinds of ops that `refuse_ops` accepts.
-        window: Number of clients of a leaf that XLA compiles for.
-        shapes: Shapes of all tensors of a client: data, constants and accumulators.
-            None is an unknown shape.
-        kind: Kind of a device that `refuse_ops` accepts.
+    `refuse_ops` has accepted the ops and the kind of device. `shapes` has all tensors
+    of a client: data, constants and accumulators. None is an unknown shape.
     """
     few = refuse_window(window)
     if few is not None or kind == "GPU":

@@ -60,23 +60,17 @@ _CACHED_PAIRS = 64
 class ServerGraph(NumberedGraph):
     """The graph of a function at the server, without random numbers or effects.
 
-    Variables that the function creates, as Keras optimizers do, become values. The bits
-    are those of executors, because TensorFlow optimizes each computation separately.
+    Variables that the function creates, as Keras optimizers do, become values.
+    Executors compute the same bits, because TensorFlow optimizes each computation
+    separately. The constructor raises Fallback if only executors can run the function.
 
     Args:
         function: The serialized function. Its argument can have values of clients that
             it does not read. With None, the result is the merged partial.
-        device: Name of the device to run on, or None to leave it to TensorFlow.
         merge: The merge of two partials, or None to merge nothing. The merged partial
             is the last part of the argument, or the whole argument.
         num_others: Number of parts of the argument before the merged partial.
         key: See `as_graph`.
-
-    Attributes:
-        result: Type of the result, without placements.
-
-    Raises:
-        Fallback: Only executors can run the function.
     """
 
     def __init__(
@@ -97,6 +91,7 @@ class ServerGraph(NumberedGraph):
             part for index, t in enumerate(types) for part in _parts(t, (index,))
         ]
         signature = [spec for _, member in divided for spec in specs_of(member)]
+        # The arguments are other values, stacked partials, pairs to merge, and numbers.
         self._merged_from = len(signature)
         self._merge_specs: list[tf.TensorSpec] = []
         if merge is not None:  # arguments: stacked partials, and pairs to merge
@@ -119,6 +114,7 @@ class ServerGraph(NumberedGraph):
             argument = _struct(elements) if len(elements) > 1 else _only(elements)
             if block is None:
                 return trees.flatten(argument)
+            # `run` refuses a division by a count of 0, outside of the graph.
             counts: list[tf.Tensor] = []
             importer = GraphImporter(allowed="checks")
             importer.numbers = numbers
@@ -310,15 +306,10 @@ def _member(type_spec: fl.Type) -> fl.Type:
 
 
 class SelectionGraph:
-    """The graph of a function of constants and a key, for many keys.
+    """The graph of a serialized function <constants, key> -> element, for many keys.
 
-    Args:
-        function: Serialized <constants, key> -> element.
-        device: Name of the device to run on, or None to leave it to TensorFlow.
-
-    Raises:
-        Fallback: The function draws random numbers or has state, or the shape of an
-            element is unknown.
+    The constructor raises Fallback if the function draws random numbers or has state,
+    or if the shape of an element is unknown.
     """
 
     def __init__(self, function: bytes, device: str | None) -> None:
@@ -413,19 +404,13 @@ class KernelCache:
     """Builds kernels on first use and caches them by content.
 
         clients     zeros, constants and clients -> partials of subtrees of leaves
-        merge       two partials -> one
-        server      arguments of a function at the server -> its result
-        finish      partials -> the merged partial -> result of the after-merge function
-        selection   constants, keys -> the element for each key
+    merge       two partials -> one     server      arguments of a function at the
+    server -> its result     finish      partials -> the merged partial -> result of the
+    after-merge function     selection   constants, keys -> the element for each key
 
     Each method returns a `Fallback` if no graph can do the work. Executors then do it
     step by step, with the same bits. The least recently used kernels are closed.
-
-    Args:
-        device: Name of the device to run on, or None to leave it to TensorFlow.
-
-    Raises:
-        Exception: A mistake in ray_fed was found while a graph was built.
+    Methods raise an error if a mistake in ray_fed shows while a graph is built.
     """
 
     def __init__(self, device: str | None) -> None:
@@ -448,12 +433,8 @@ class KernelCache:
     ) -> ClientKernel | Fallback:
         """Return the graph of the clients' work and its accumulation in leaves.
 
-        Args:
-            kernel: The functions of one client.
-            merge: The serialized merge for subtrees, or None to merge nothing. If it
-                cannot be a graph, the returned graph does not merge.
-            one_per_leaf: Whether each leaf has exactly one client.
-            meanwhile: Function to call on another thread after a new graph was built.
+        A merge that cannot be a graph is left out. `meanwhile` is called on another
+        thread after a new graph was built.
         """
         shared, values = self._split(kernel)
 
@@ -496,11 +477,8 @@ class KernelCache:
     ) -> ServerGraph | Fallback:
         """Return the graph that ends a round.
 
-        Args:
-            merge: The serialized merge of two partials.
-            computation: The serialized after-merge function. With None, the result is
-                the merged partial.
-            num_others: Number of arguments before the merged partial.
+        With a `computation` of None, the result is the merged partial. `num_others`
+        arguments come before the merged partial.
         """
         merger = self.merge(merge)
         if isinstance(merger, Fallback):

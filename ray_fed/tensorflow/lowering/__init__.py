@@ -149,7 +149,7 @@ def _itself(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Lowered:
 
 
 def _fill_token(graph_def: GraphDef, name: str) -> None:
-    """Turn the session token of a graph, which is not used, into a constant."""
+    """Turn the unused session token of a graph into a constant."""
     for node in graph_def.node:
         if node.name == graph_message.node_of(name):
             graph_message.make_constant(node, value=b"", dtype=tf.string)
@@ -163,18 +163,10 @@ def _rewrite(
     unrolled: bool,
     opaque: Callable[[tf.Tensor], tf.Tensor] | None,
 ) -> Lowered:
-    """Return a message's graph without tf.data. For other arguments see `lower`.
+    """Return a message's graph without tf.data; see `lower`.
 
-    Args:
-        message: See `lower`.
-        type_spec: See `lower`.
-        sizes: See `lower`.
-        unrolled: See `lower`.
-        opaque: Function that hides the value of a variable from TensorFlow's optimizer.
-            With None, variables do not become values.
-
-    Raises:
-        Fallback: A part of the graph cannot be lowered.
+    `opaque` hides the value of a variable from TensorFlow's optimizer. With None,
+    variables do not become values. Raises Fallback if a part cannot be lowered.
     """
     results = trees.leaf_types(type_spec.result)
     if any(isinstance(leaf, fl.SequenceType) for leaf in results):
@@ -191,6 +183,7 @@ def _rewrite(
             sequence = value.sequence if isinstance(value, SerializedDataset) else value
             if isinstance(sequence, InMemorySequence):
                 sequence.unrolled = True
+        # Static shapes are lost in a called function, so its nodes are copied.
         copies_all = any(sizes or ())
         checks = [variables.Passed()] if opaque is _same else []
         results, last = _run(
@@ -219,7 +212,7 @@ def _run(
     *,
     copies_all: bool,
 ) -> Any:
-    """Run the original graph symbolically; return results and initializers."""
+    """Run the original graph symbolically. Return its results and initializers."""
     functions = {f.signature.name: f for f in written.library.function}
     data_rules = {**rules.PIPELINES, **passes.ITERATORS}
     if opaque is None:
@@ -256,7 +249,7 @@ def _stamp(
     parameter: fl.Type | None,
     sizes: Sequence[Sizes | None] | None,
 ) -> "tuple[list[str], dict[str, Any]]":
-    """Add placeholders; return their names, and the value of each bound tensor."""
+    """Add placeholders. Return their names, and the value of each bound tensor."""
     feeds: list[str] = []
     arguments: dict[str, Any] = {}
     if parameter is None:
@@ -284,7 +277,7 @@ def _stamp(
 def _stamp_sequence(
     element: fl.Type, label: str, sizes: Sizes | None
 ) -> "tuple[InMemorySequence, list[tf.Tensor]]":
-    """Return a sequence made of placeholders, and these."""
+    """Return a sequence made of placeholders, and the placeholders."""
     components: list[tf.TensorSpec] = []
     columns: list[tuple[tf.Tensor, tf.Tensor | None]] = []
     fed: list[tf.Tensor] = []

@@ -60,7 +60,7 @@ class TracedValue:
         return [leaf.shape for leaf in self.leaves()]
 
     def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "TracedValue":
-        """Return this value with other leaves, or itself if it has none."""
+        """Return this value with other leaves, or itself if it has no leaves."""
         del leaves
         return self
 
@@ -73,10 +73,8 @@ class Carried(TracedValue, abc.ABC):
     """A value whose leaves change when it is used, such as an iterator or a variable.
 
     All names of the value in a body refer to one object. A loop or branch has a copy,
-    and the outer object takes the last leaves of the copy.
-
-    Attributes:
-        original: The value of which this is a copy in a loop or branch, or itself.
+    and the outer object takes the last leaves of the copy. `original` is the outer
+    object in a copy, and otherwise the object itself.
     """
 
     def __init__(self, original: "Carried | None") -> None:
@@ -109,12 +107,10 @@ class SerializedDataset(TracedValue):
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """The nodes of a graph or function, with arguments and results.
+    """The nodes of a graph or function, with the names of its arguments and results.
 
     Attributes:
         nodes: Nodes by name, without arguments.
-        arguments: Names of tensors.
-        results: Names of tensors.
         last: Names of nodes that must run before the body is complete.
         first: Names of nodes to visit before the others, after their inputs.
     """
@@ -226,8 +222,7 @@ def definition_of(node: NodeDef) -> Any:
 def needed(nodes: Mapping[str, NodeDef], roots: Iterable[str]) -> list[str]:
     """Return the names of the nodes that roots depend on, each after its inputs.
 
-    Raises:
-        Fallback: The nodes are in a loop of TensorFlow 1.
+    Raises Fallback in a loop of TensorFlow 1.
     """
     names = [name for name in graph_message.reached(nodes, roots) if name in nodes]
     if any(nodes[name].op == "NextIteration" for name in names):
@@ -264,12 +259,7 @@ def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> An
     """Return the needed nodes of a graph, with the functions they call.
 
     Functions get names that are equal in every process, because random ops are numbered
-    in the order of functions.
-
-    Args:
-        graph_def: The graph. Some functions can be missing in its library.
-        library: The library of the missing functions.
-        kept: Names of nodes and tensors that are needed.
+    in the order of functions. `library` has functions that the graph lacks.
     """
     nodes = {node.name: node for node in graph_def.node}
     names = set(needed(nodes, map(node_of, kept)))
@@ -425,11 +415,7 @@ class Inliner:
         return op in self.value_ops or op in self._flow_ops
 
     def rule_for(self, op: str) -> Rule:
-        """Return the rule of an op.
-
-        Raises:
-            Fallback: There is none.
-        """
+        """Return the rule of an op, or raise Fallback."""
         if op not in self._rules:
             raise Fallback(op)
         return self._rules[op]
@@ -438,8 +424,7 @@ class Inliner:
     def carrying(self, values: Sequence[Carried]) -> Generator[None]:
         """Let ops of the current graph change values that no node takes.
 
-        Args:
-            values: For example, whether all checks so far have passed.
+        An example is whether all checks so far have passed.
         """
         outside = self._unseen, self._unseen_in
         self._unseen, self._unseen_in = values, tf.compat.v1.get_default_graph()
@@ -463,14 +448,9 @@ class Inliner:
     ) -> "list[Any]":
         """Run a function of the library in the current graph.
 
-        Args:
-            name: Name of the function.
-            inputs: Its arguments.
-            entry: Tensors and ops that its effects wait for.
-            done: List that receives what to wait for, in order to run after its
-                effects.
-            shapes: Static shapes of its results. If they are given, a large function is
-                called instead of copied.
+        Its effects wait for `entry`. `done` receives the ops to wait for after its
+        effects. If static `shapes` of the results are given, a large function is called
+        instead of copied.
         """
         takes_traced = any(isinstance(value, TracedValue) for value in inputs)
         if shapes is None or takes_traced or not self._is_large(name):
@@ -550,6 +530,7 @@ class _Run:
         is_copied = not takes_traced and not self._inliner.is_symbolic(node)
         if self._follows_effects(node, is_copied=is_copied):
             self._effects.add(node.name)
+        # Copied nodes wait here, and are added together before a rule needs one.
         if is_copied:
             waits_for_some = any(
                 name in self._pending or self._anchors.get(name) for name in controls
@@ -566,6 +547,7 @@ class _Run:
         if any(name in self._pending for name in controls):
             self._flush()
         site = Site(node, inputs, self._inliner)
+        # Ops of the rule run after the effects that the original node waits for.
         waits = self._waits(controls)
         with tf.control_dependencies(_as_one([*waits, *self._entry])):
             outputs = list(rule(site))
@@ -579,8 +561,7 @@ class _Run:
     def _follows_effects(self, node: NodeDef, *, is_copied: bool) -> bool:
         """Return whether a node waits for effects, or its op has effects.
 
-        For calls, branches and loops, the rule reports whether their functions have
-        some.
+        For calls, branches and loops, the rule reports the effects of their functions.
         """
         if any(node_of(source) in self._effects for source in node.input):
             return True

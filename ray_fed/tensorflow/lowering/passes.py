@@ -68,14 +68,11 @@ class MappedStream(Stream):
 
 
 class Scanned(Stream):
-    """The results of a function of a state and an element. It also updates the state.
+    """The results of a function of a state and an element.
 
-    Args:
-        inner: The stream of elements.
-        function: Function from state and element to new state and result.
-        initial: The first state.
-        shapes: Static shapes of the state, which hold at any time.
-        specs: Specs of the result.
+    It also updates the state.
+
+    `initial` is the first state. Its static `shapes` hold at any time.
     """
 
     def __init__(
@@ -168,11 +165,7 @@ def reduce(
 ) -> list[tf.Tensor]:
     """Apply a function of state and element to all elements; return the last state.
 
-    Args:
-        stream: The stream of elements.
-        initial: The first state.
-        function: Function from state and element to the new state.
-        shapes: Static shapes of the state, which hold at any time.
+    The static `shapes` of the state hold at any time.
     """
     state = list(initial)
     effects: list[tf.Operation] = []
@@ -296,9 +289,7 @@ def _search(stream: Stream, state: Any) -> Step:
 class Iterator(Carried):
     """A pass over a stream that can be resumed.
 
-    Attributes:
-        stream: The stream, or None before the iterator is initialized.
-        state: State of the pass.
+    `stream` is None before the iterator is initialized.
     """
 
     def __init__(
@@ -363,7 +354,6 @@ class Optional(TracedValue):
     Attributes:
         has_value: bool[].
         element: The components of the element. Without a value they are arbitrary.
-        specs: Specs of the components.
     """
 
     has_value: tf.Tensor

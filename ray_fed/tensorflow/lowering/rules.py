@@ -60,12 +60,8 @@ def inlined(
 ) -> Function:
     """Return the function of an attribute, as a function in the current graph.
 
-    Args:
-        site: The node.
-        attribute: Name of the attribute.
-        captured: Arguments of the function after those that it is called with.
-        in_order: Whether it runs after the effects of its inputs.
-        shapes: Static shapes of its results, if known.
+    `captured` follows the arguments of a call. If `in_order`, the function runs after
+    the effects of its inputs. `shapes` are the static shapes of its results, if known.
     """
     name = site.node.attr[attribute].func.name
     if any(isinstance(value, Carried) for value in captured):
@@ -423,10 +419,7 @@ def _branch(
 ) -> list[Any]:
     """Run one of several functions on all inputs except the first.
 
-    Args:
-        site: The node.
-        names: Names of the functions.
-        choose: Function that adds the op that runs one of these branches.
+    `choose` adds the op that runs one of the branches.
     """
     unseen = site.inliner.unseen()
     inputs = [*site.inputs[1:], *unseen]

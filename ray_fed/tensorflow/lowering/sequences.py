@@ -33,10 +33,7 @@ Function: TypeAlias = Callable[["list[tf.Tensor]"], "list[tf.Tensor]"]
 class Step:
     """The result of `advance`.
 
-    Attributes:
-        emitted: bool[], whether there is an element, or None if there is always one.
-        state: The next state of the pass.
-        element: The components of the element.
+    `emitted` is bool[], or None if there is always an element.
     """
 
     emitted: tf.Tensor | None
@@ -46,9 +43,6 @@ class Step:
 
 class Stream(TracedValue, abc.ABC):
     """A sequence whose elements are read one after another.
-
-    Args:
-        specs: Specs of an element's components.
 
     Attributes:
         always_emits: Whether each `advance` returns an element.
@@ -174,12 +168,7 @@ class Traits:
 class Indexed(Stream, abc.ABC):
     """A sequence that computes elements from their indices.
 
-    Args:
-        specs: Specs of an element's components.
-        traits: Traits of the sequence.
-
-    Attributes:
-        unrolled: Whether to unroll a pass if `num_elements` is known.
+    `unrolled` says whether to unroll a pass if `num_elements` is known.
     """
 
     always_emits = True
@@ -349,13 +338,7 @@ class RangeSequence(Indexed):
 
 
 class Derived(Indexed, abc.ABC):
-    """A sequence made of an inner one, by default with its draws and its length.
-
-    Args:
-        inner: The inner sequence.
-        specs: Specs of an element's components.
-        traits: Traits of this sequence.
-    """
+    """A sequence made of an inner one, by default with its draws and its length."""
 
     def __init__(
         self, inner: Indexed, specs: Sequence[tf.TensorSpec], traits: Traits
@@ -518,11 +501,9 @@ class Repeated(Reindexed):
 
 
 class Filtered(Chosen):
-    """The elements for which a predicate is true.
+    """The elements for which a predicate without effects is true.
 
-    Args:
-        inner: The elements. All are tested when a pass begins.
-        predicate: Function of an element's components, without effects.
+    All inner elements are tested when a pass begins.
     """
 
     def __init__(self, inner: Indexed, predicate: Callable[[Element], Element]) -> None:
@@ -656,13 +637,9 @@ class Selected(ByElement):
 
 
 class Batched(Derived):
-    """Batches of `size` elements.
+    """Batches of `size` elements, i64[] and > 0.
 
-    Args:
-        inner: The elements.
-        size: i64[], > 0.
-        drop_remainder: bool[], whether to drop the last batch if it is smaller.
-        specs: Specs of a batch.
+    `drop_remainder` is bool[], whether to drop the last batch if it is smaller.
     """
 
     def __init__(
@@ -796,16 +773,12 @@ class Zipped(Indexed):
 def draw_order(length: tf.Tensor, buffer: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
     """Return the first indices of a shuffle, i64[min(length, limit)].
 
-    The distribution is that of tf.data's buffer. Each step returns a random element of
-    the buffer and puts the next element into its slot. At the end, the remaining
-    elements are returned in random order. So a step returns the element that was last
-    put into its slot: the slot's first one, or the one of the last step with this slot.
-    Sorting the steps by slot finds it without a loop over elements.
-
-    Args:
-        length: Number of elements, i64[].
-        buffer: Size of the buffer, i64[], or negative for all elements.
-        limit: Number of indices to return, i64[].
+    The distribution equals tf.data's buffer. Each step returns a random element of the
+    buffer and puts the next element into its slot. At the end, the remaining elements
+    are returned in random order. So a step returns the element that was last put into
+    its slot: the slot's first one, or the one of the last step with this slot. Sorting
+    the steps by slot finds it without a loop over elements. All arguments are i64[]. A
+    negative buffer holds all elements.
     """
     buffer = tf.minimum(tf.where(buffer < 0, length, buffer), length)
     asked = tf.minimum(length, limit)
@@ -832,9 +805,7 @@ def draw_order(length: tf.Tensor, buffer: tf.Tensor, limit: tf.Tensor) -> tf.Ten
 class Shuffled(Chosen):
     """Elements in an order that each pass draws.
 
-    Args:
-        inner: The elements.
-        buffer: Size of the buffer, i64[], or negative for all elements.
+    `buffer` is the size of the buffer, i64[], or negative for all elements.
     """
 
     def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:

@@ -32,11 +32,8 @@ from ray_fed.tensorflow.lowering.inlining import Carried, Rule, Site
 class Variable(Carried):
     """A variable while its graph is lowered.
 
-    Args:
-        dtype: Dtype of the value.
-        shape: Static shape that the value has at any time.
-        value: Tensor that the variable holds, or None before its initialization.
-        original: The variable that this one stands for inside a loop or branch.
+    Its static `shape` holds at any time. `value` is None before its initialization.
+    `original` is the variable that this one stands for inside a loop or branch.
     """
 
     def __init__(
@@ -52,11 +49,7 @@ class Variable(Carried):
         self.value = value
 
     def read(self) -> tf.Tensor:
-        """Return the current value.
-
-        Raises:
-            Fallback: The variable is not initialized.
-        """
+        """Return the current value, or raise Fallback before the initialization."""
         if self.value is None:
             raise Fallback("a variable that is read before it is initialized")
         return self.value
@@ -131,8 +124,7 @@ def _expect_shape(site: Site, value: tf.Tensor, like: tf.Tensor) -> None:
 def _update(compute: Callable[..., tf.Tensor]) -> Rule:
     """Return the rule of an op that computes a new value from the old one and inputs.
 
-    Args:
-        compute: Takes the site, the value and the other inputs of the op.
+    `compute` takes the site, the value and the other inputs of the op.
     """
 
     def rule(site: Site) -> list[Any]:
@@ -207,10 +199,8 @@ def _gather_nd(site: Site) -> list[Any]:
 def _optimize(num_slots: int, step: Callable[..., Sequence[tf.Tensor]]) -> Rule:
     """Return the rule of an op that is a step of an optimizer.
 
-    Args:
-        num_slots: Number of variables that the op takes after the weight.
-        step: Takes the site, the values of the weight and of the slots, and the other
-            inputs of the op. Returns the new values of the weight and of the slots.
+    The op takes `num_slots` variables after the weight. `step` takes the site, the
+    values of weight and slots, and the other inputs, and returns the new values.
     """
 
     def rule(site: Site) -> list[Any]:
@@ -276,8 +266,7 @@ def _step_adam(
 class Passed(Variable):
     """Whether all checks so far have passed, a value that no node takes.
 
-    Attributes:
-        changed: Whether there are checks.
+    `changed` says whether there are checks.
     """
 
     def __init__(self) -> None:
@@ -311,8 +300,7 @@ def shown_by_sums(condition: tf.Tensor) -> tf.Tensor:
 def trust_sums(graph_def: GraphDef) -> bool:
     """Make marked conditions true and remove their checks, in place.
 
-    Returns:
-        Whether there are marked conditions.
+    Return whether there are marked conditions.
     """
     marked = {node.name for node in graph_def.node if _SHOWN_BY_SUMS in node.attr}
     for node in graph_def.node if marked else ():

@@ -25,9 +25,7 @@ from ray_fed.values import columnar_sequence, read_limits, stored, tensor_struct
 def element_spec(element: fl.Type, *, canonical: bool = True) -> Any:
     """Return the structure of TensorSpecs of a sequence's element.
 
-    Args:
-        element: tensors, possibly in nested structures.
-        canonical: in canonical containers; else in those that the type declares.
+    If `canonical`, containers are canonical. Otherwise the type declares them.
     """
     if isinstance(element, fl.TensorType):
         return specs.to_spec(element)
@@ -43,10 +41,9 @@ def element_spec(element: fl.Type, *, canonical: bool = True) -> Any:
 def build_container(
     elements: list[tuple[str | None, Any]], container: type[Any] | None
 ) -> Any:
-    """Return elements in a container; by default OrderedDict with names, else tuple.
+    """Return elements in a container: by default OrderedDict with names, else tuple.
 
-    Raises:
-        TypeError: some elements have names and some have not.
+    Raises TypeError if only some elements have names.
     """
     names = [name for name, _ in elements if name is not None]
     if names and len(names) != len(elements):
@@ -65,11 +62,10 @@ def build_container(
 
 
 def contains_unordered(element: fl.Type, actual: fl.Type | None = None) -> bool:
-    """Return whether containers order tensors unlike canonical ones do.
+    """Return whether containers order tensors differently from canonical ones.
 
-    Args:
-        element: its names decide the canonical order.
-        actual: the same structure in the containers to look at; None: `element`.
+    The names of `element` decide the canonical order. `actual` is the same structure in
+    the containers to look at, by default `element`.
     """
     actual = element if actual is None else actual
     if not isinstance(element, fl.StructType) or not isinstance(actual, fl.StructType):
@@ -101,11 +97,9 @@ def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
 
 
 class KnownSequence:
-    """A sequence of which more is known than a dataset tells.
+    """A sequence of known properties, which a dataset does not show.
 
-    Args:
-        element: the type of its elements.
-        make_dataset: makes a dataset of the elements, in canonical containers.
+    `make_dataset` makes a dataset of the elements, in canonical containers.
     """
 
     def __init__(
@@ -120,10 +114,9 @@ class KnownSequence:
         return self._make_dataset()
 
     def as_sequence_of(self, element: fl.Type) -> Any:
-        """Return the sequence at a type that its own is assignable to.
+        """Return the sequence at a type that its own type is assignable to.
 
-        Raises:
-            ValueMismatchError: it is not.
+        Raises ValueMismatchError otherwise.
         """
         if element == self.element:
             return self
@@ -136,12 +129,7 @@ class KnownSequence:
 
 
 class HeldSequence(KnownSequence):
-    """A sequence that is there at once; made tensors, or a dataset, once and if asked.
-
-    Args:
-        sequence: its elements.
-        element: the type of its elements.
-    """
+    """A sequence in memory. Tensors or a dataset are made once, on request."""
 
     def __init__(
         self, sequence: columnar_sequence.ColumnarSequence, element: fl.Type
@@ -151,7 +139,7 @@ class HeldSequence(KnownSequence):
 
     @functools.cached_property
     def tensors(self) -> list[tf.Tensor]:
-        """What a lowered graph is fed with, on the device that was current."""
+        """Inputs of a lowered graph, on the current device of the first access."""
         return to_tensors(self._sequence, self.element)
 
     @override
@@ -173,12 +161,7 @@ def _copied(tensor: Any) -> Any:
 def from_columns(
     sequence: columnar_sequence.ColumnarSequence, element: fl.Type
 ) -> "tf.data.Dataset[Any]":
-    """Return a dataset of the elements of a plain sequence, in canonical containers.
-
-    Args:
-        sequence: the plain sequence.
-        element: the type of its elements.
-    """
+    """Return a dataset of the elements of a plain sequence, in canonical containers."""
     tensor_types = tensor_structures.flatten_type(element)
     batches = {(column.batch_size, len(column.rows)) for column in sequence.columns}
     batch_size = next(iter(batches))[0] if len(batches) == 1 else None
@@ -196,15 +179,10 @@ def from_columns(
 def to_tensors(
     sequence: columnar_sequence.ColumnarSequence, element: fl.Type
 ) -> list[tf.Tensor]:
-    """Return a plain sequence as tensors, as a lowered graph is fed with it.
+    """Return a plain sequence as tensors, the inputs of a lowered graph.
 
-    Args:
-        sequence: the plain sequence.
-        element: the type of its elements; only leading dimensions are unknown.
-
-    Returns:
-        For each column its rows and, where the type has them, its splits; then, last,
-        the number of elements, i64[].
+    For each column these are its rows and, if the type has them, its splits. The number
+    of elements, i64[], is last. Only leading dimensions may be unknown.
     """
     tensors: list[tf.Tensor] = []
     for column, tensor_type in zip(
@@ -223,10 +201,7 @@ def to_tensors(
 def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
     """Return a dataset that reads an iterable lazily and checks each element.
 
-    Args:
-        iterable: of Python values of `element`; read again for every pass where it
-            is not an iterator.
-        element: the type of its elements.
+    Every pass reads the iterable again, unless it is an iterator.
     """
 
     def read() -> Any:
@@ -240,9 +215,7 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
 def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]":
     """Return the dataset of a variant tensor, in the containers of its type.
 
-    Args:
-        variant: of a dataset whose elements are in canonical containers.
-        element: the type of its elements.
+    The elements of the variant tensor are in canonical containers.
     """
     spec = element_spec(element)
     dataset = tf.data.experimental.from_variant(variant, spec)
@@ -255,11 +228,9 @@ def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]"
 def to_canonical(
     dataset: "tf.data.Dataset[Any]", element: fl.Type
 ) -> "tf.data.Dataset[Any]":
-    """Return a dataset whose tensors are in canonical order: itself where they are.
+    """Return a dataset whose tensors are in canonical order.
 
-    Args:
-        dataset: in any containers.
-        element: the type of its elements, as who reads them knows it.
+    This is `dataset` itself if they already are.
     """
     own_element = cast("fl.SequenceType", specs.infer_type(dataset)).element
     if not contains_unordered(element, own_element):
@@ -283,8 +254,7 @@ def _rebuild(
 def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
     """Return all elements of a dataset, computed: numpy values in structs.
 
-    Raises:
-        ValueMismatchError: it has no end, or is larger than it may be.
+    Raises ValueMismatchError if the dataset has no end, or is too large.
     """
     meter = read_limits.Meter("a dataset")
     elements: list[Any] = []

@@ -49,16 +49,12 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def configure(num_threads: int, gpu_fraction: float) -> Any:
-    """Set threads and devices; return the logical device to pin work to.
+    """Set threads and devices.
 
-    Args:
-        num_threads: see `set_threads`.
-        gpu_fraction: of one card, as a memory limit: of tensors and what CUDA's
-            libraries take together; 0 hides every GPU; 1 and more uses the whole first
-            card.
+    Return the logical device to pin work to.
 
-    Returns:
-        A `tf.config.LogicalDevice`.
+    `gpu_fraction` limits the memory of tensors and of CUDA's libraries together, on the
+    first GPU. With 0, TensorFlow sees no GPU. With 1 or more, it uses the whole GPU.
     """
     set_threads(num_threads)
     gpus = tf.config.list_physical_devices("GPU")
@@ -83,18 +79,14 @@ def cpu() -> Any:
 def split_cpu(num_executors: int) -> list[Any]:
     """Return a logical device of the CPU for each executor that shares this process.
 
-    Each has threads of its own for one op, as many as `set_threads` says, as a process
-    of one executor has: XLA runs whole programs on those, so executors that shared them
-    would wait for one another. Once TensorFlow has set up its devices, executors share
-    what there is; their bits are the same.
-
-    Args:
-        num_executors: >= 1.
+    Each device has its own threads for one op, because XLA runs whole programs on them
+    and executors would wait for one another. Once TensorFlow has set up its devices,
+    executors share the existing ones, with the same bits.
     """
     (whole,) = tf.config.list_physical_devices("CPU")
     if tf.config.get_logical_device_configuration(whole) is None:
         parts = [tf.config.LogicalDeviceConfiguration() for _ in range(num_executors)]
-        with contextlib.suppress(RuntimeError):  # it is too late
+        with contextlib.suppress(RuntimeError):  # TensorFlow has set up its devices
             tf.config.set_logical_device_configuration(whole, parts)
     with _threads_of_each_device():
         logical = tf.config.list_logical_devices("CPU")
@@ -102,12 +94,9 @@ def split_cpu(num_executors: int) -> list[Any]:
 
 
 def shared_name(device: str | None) -> str | None:
-    """Return the name that a device has in graphs which all of its kind run.
+    """Return the name of a device in graphs that all devices of its kind run.
 
-    Where that is no single device, it is the one that the caller entered.
-
-    Args:
-        device: name of a logical device; None leaves it to TensorFlow.
+    For a CPU, the name stands for the CPU device that the caller entered.
     """
     is_cpu = device is not None and "CPU" in device
     return "/device:CPU:*" if is_cpu else device
@@ -115,9 +104,9 @@ def shared_name(device: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _threads_of_each_device() -> Generator[None]:
-    """Have TensorFlow give each device that it sets up inside threads of its own.
+    """Make TensorFlow give each device that it sets up here threads of its own.
 
-    This is a switch of the process, and none of processes that it starts.
+    This is a switch of the process. Processes that it starts do not inherit it.
     """
     previous = os.environ.get(_OWN_THREADS)
     os.environ[_OWN_THREADS] = "1"
@@ -130,10 +119,9 @@ def _threads_of_each_device() -> Generator[None]:
 
 
 def describe_missing(assigned: str) -> str:
-    """Return that TensorFlow sees no GPU, in words; empty: it sees one.
+    """Return that TensorFlow sees no GPU, in words, or "" if it sees one.
 
-    Args:
-        assigned: which GPU this process was given, and by whom, in words.
+    `assigned` says in words which GPU this process got, and from whom.
     """
     if tf.config.list_physical_devices("GPU"):
         return ""
@@ -155,11 +143,7 @@ def _name_devices() -> str:
 
 
 def read_fingerprint(device: Any) -> Fingerprint:
-    """Return what decides the bits of results here, once threads are set.
-
-    Args:
-        device: a `tf.config.LogicalDevice`, where everything runs.
-    """
+    """Return the facts that decide the bits of results here, once threads are set."""
     return Fingerprint(
         tensorflow=tf.__version__,
         device="CPU" if device.device_type == "CPU" else _read_card(),
@@ -176,7 +160,7 @@ def _read_card() -> str:
 
 
 def _read_instruction_set() -> str:
-    """Return the machine, and what kernels are chosen by that its processor has."""
+    """Return the machine and the processor features that select kernels."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     lines = (line.partition(":") for line in text.splitlines())
@@ -186,9 +170,9 @@ def _read_instruction_set() -> str:
 
 
 def _total_memory_mib() -> int:
-    """Return the memory of the card that this process sees first, in MiB.
+    """Return the memory of the first GPU that this process sees, in MiB.
 
-    TensorFlow tells only once the device is set up, which is too late for a limit.
+    TensorFlow knows it only once the device is set up, which is too late for a limit.
     """
     command = [
         "nvidia-smi",
@@ -203,17 +187,12 @@ def _total_memory_mib() -> int:
 
 
 def set_threads(num_threads: int, num_executors: int = 1) -> bool:
-    """Set TensorFlow's threads; return whether it was still possible.
+    """Set TensorFlow's threads, and return whether this was still possible.
 
-    Args:
-        num_threads: that work on one op, >= 1: equal on every backend, as they are part
-            of what decides the bits of a result.
-        num_executors: that share this process. As many times more ops run at once, or
-            the graphs of one would wait for those of another.
-
-    Raises:
-        ContextStateError: this process was forked from one where TensorFlow had begun
-            to run: each op that needs a thread would wait for ever.
+    `num_threads` work on one op. They affect bits, so they are equal on every backend.
+    `num_executors` times as many ops run at once, or else the graphs of one executor
+    would wait for another. Raises ContextStateError in a fork of a process that ran
+    TensorFlow, where ops would wait forever for threads.
     """
     if _threads_lost.is_set():
         raise errors.ContextStateError(

@@ -62,8 +62,8 @@ SPLITS = tf.TensorSpec([None], tf.int64)
 def column_spec(type_spec: fl.TensorType) -> tuple[tf.TensorSpec, bool] | None:
     """Return the spec of one tensor of many of a type, and whether it needs `SPLITS`.
 
-    Those of one shape are stacked; those whose first size differs lie end to end. None
-    where other sizes may differ.
+    Tensors of one shape are stacked. Tensors whose first size differs are concatenated.
+    The result is None if other sizes may differ.
     """
     shape = to_spec(type_spec).shape
     if type_spec.shape is None or None in type_spec.shape[1:]:
@@ -101,11 +101,7 @@ def to_type(obj: object) -> fl.Type:
 
 
 def _check_type(type_spec: fl.Type) -> None:
-    """Raise unless tensors of a type can be.
-
-    Raises:
-        ValueMismatchError: a dtype, a size or a name in it cannot be.
-    """
+    """Raise ValueMismatchError unless tensors can have a type."""
     if isinstance(type_spec, fl.TensorType):
         _check_dtype(type_spec.dtype)
         _check_sizes(type_spec.shape or ())
@@ -175,7 +171,7 @@ def _container_without_tensorflow(obj: Any) -> Any:
     match obj:
         case fl.Type() | Struct():
             return obj
-        case bool() | np.bool_():  # a type of size True is that of size 1, if one is
+        case bool() | np.bool_():  # a type of size True equals a type of size 1
             raise _sizes_error([obj])
         case tuple() if hasattr(obj, "_fields"):
             return cast("Any", type(obj))(
@@ -202,11 +198,7 @@ def _dense_error(value: object) -> TypeError:
 
 
 def infer_type(value: object) -> fl.Type:
-    """Return the type of a value, TensorFlow's own values among them.
-
-    Raises:
-        TypeError: the value has no federated type.
-    """
+    """Return the type of a value, including TensorFlow's values, or raise TypeError."""
     match value:
         case tf.Tensor() | tf.Variable():
             return to_tensor_type(value.dtype, value.shape)
