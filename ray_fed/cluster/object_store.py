@@ -1,4 +1,4 @@
-"""Stores large values, client sources and functions of plans in Ray's object store.
+"""Stores values, client sources, functions of plans and frozen arrays in Ray's store.
 
 The driver puts each object once, and plans carry references. Each process that reads an
 object fetches it. A worker fetches the functions of a plan once, not with each call.
@@ -6,6 +6,7 @@ object fetches it. A worker fetches the functions of a plan once, not with each 
 
 import bisect
 import dataclasses
+import itertools
 import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +24,9 @@ from ray_fed.language.structs import Plain
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import WorkerDescription
 from ray_fed.plan.outcomes import Evaluated
-from ray_fed.values import stored
+from ray_fed.values import frozen_arrays, stored
 from ray_fed.values.client_references import ClientRun, ClientSource, HeldSource
+from ray_fed.values.frozen_arrays import FrozenArray
 from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stacked_members import StackedMembers
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
@@ -299,6 +301,41 @@ def read_computation(computation: bytes | list[Any]) -> bytes:
     return fetch_once(computation[0]) if isinstance(computation, list) else computation
 
 
+_stored_arrays: weakref.WeakKeyDictionary[FrozenArray, tuple[Job, Any]]
+_stored_arrays = weakref.WeakKeyDictionary()
+"""For each frozen array that this process stored, the job and the reference."""
+
+
+def store_arrays(*computations: bytes | None) -> tuple[tuple[str, Any], ...]:
+    """Return the names of serialized computations' frozen arrays, with references.
+
+    The first call for an array puts it into the object store.
+
+    Raises:
+        ContextStateError: This process does not have one of the arrays.
+    """
+    references: dict[str, Any] = {}
+    for name in itertools.chain(
+        *map(frozen_arrays.names_in, filter(None, computations))
+    ):
+        array, job = frozen_arrays.get(name), Job.current()
+        if array not in _stored_arrays or _stored_arrays[array][0] != job:
+            _stored_arrays[array] = job, ray.put(array.content)
+        references[name] = _stored_arrays[array][1]
+    return tuple(references.items())
+
+
+def fetch_arrays(arrays: Iterable[tuple[str, Any]]) -> list[FrozenArray]:
+    """Add stored arrays to the table of this process, without a copy.
+
+    They stay there while the result, or a graph that uses them, is referenced.
+    """
+    return [
+        frozen_arrays.find(name) or frozen_arrays.add(name, fetch(reference))
+        for name, reference in arrays
+    ]
+
+
 INLINE_BYTES = 64 * 1024
 """Values with fewer bytes travel inside a call. The object store would take longer."""
 
@@ -390,7 +427,8 @@ class Packed:
     Attributes:
         work: The pickled plan and argument. Indices stand for references.
         values: References to stored values. Ray resolves them when it calls a worker.
-        sources: References to client sources and kernels. A worker fetches each once.
+        sources: References to client sources, kernels and frozen arrays. A worker
+            fetches each once.
     """
 
     work: bytes
@@ -415,7 +453,7 @@ def pack(comp: Any, argument: Any) -> Packed:
         return sources.setdefault(reference, len(sources))
 
     bare = _Replacing(take, take_source).inside(argument)
-    comp = _replace_kernel(comp, take_source)
+    comp = _replace_in_plan(comp, take_source)
     work = pickle.dumps((comp, bare), pickle.HIGHEST_PROTOCOL)
     return Packed(work, list(values), list(sources))
 
@@ -441,7 +479,7 @@ def _unpack(
 ) -> tuple[Any, Any]:
     comp, bare = pickle.loads(work)
     put, put_source = values.__getitem__, sources.__getitem__
-    return _replace_kernel(comp, put_source), _Replacing(put, put_source).inside(bare)
+    return _replace_in_plan(comp, put_source), _Replacing(put, put_source).inside(bare)
 
 
 def short_lists(references: Sequence[Any]) -> list[list[Any]]:
@@ -509,7 +547,12 @@ class _Replacing:
         return value
 
 
-def _replace_kernel(comp: Any, fn: _Replace) -> Any:
+def _replace_in_plan(comp: Any, fn: _Replace) -> Any:
+    """Return a plan with the references to its kernel and arrays replaced."""
+    arrays = getattr(comp, "arrays", ())
+    if arrays:
+        replaced = tuple((name, fn(reference)) for name, reference in arrays)
+        comp = dataclasses.replace(comp, arrays=replaced)
     kernel = getattr(comp, "kernel", None)
     if not isinstance(kernel, StoredKernel):
         return comp

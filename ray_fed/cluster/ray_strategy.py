@@ -437,11 +437,17 @@ def _encoded(value: Any) -> Any:
 class RemoteExecutor(flf.Executor):
     """Runs every method of an executor on the leaf stack of one worker.
 
-    It does not own the connection.
+    It does not own the connection. `arrays` are those of `plans.Finish`, or None to
+    store the arrays of this process.
     """
 
-    def __init__(self, connection: WorkerConnection) -> None:
+    def __init__(
+        self,
+        connection: WorkerConnection,
+        arrays: tuple[tuple[str, Any], ...] | None = None,
+    ) -> None:
         self._connection = connection
+        self._arrays = arrays
         self._shared: LruCache[Any, RemoteValue] = LruCache(_SHARED_VALUES)
 
     @override
@@ -510,9 +516,13 @@ class RemoteExecutor(flf.Executor):
             type_spec = function.building_block().type_signature
             name = function.computation
 
+        arrays = self._arrays
+        if arrays is None:
+            arrays = object_store.store_arrays(name)
+
         def derive() -> RemoteValue:
             async def make(worker: Worker, key: int) -> None:
-                await worker.call("embed", key, function, None)
+                await worker.call("embed", key, function, None, arrays)
 
             return self.derive(type_spec, make)
 

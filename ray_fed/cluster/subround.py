@@ -111,6 +111,11 @@ class Work:
     ) -> "Work":
         """Pack a `plans.Subround` or a `plans.Finish`. Parts of `arg` may be stored."""
         num_clients, is_whole = None, False
+        if not comp.arrays:  # a part of a subround has them
+            finish = getattr(comp, "finish", None)
+            computations = comp.computation, finish and finish.computation
+            arrays = object_store.store_arrays(*computations)
+            comp = dataclasses.replace(comp, arrays=arrays)
         if isinstance(comp, plans.Subround):
             is_whole = not comp.chunks
             num_clients = sum(map(len, comp.leaves))
@@ -275,7 +280,9 @@ class Attempts:
             return await connections[0].run(
                 lambda worker: _evaluate_finish(worker, work)
             )
-        executors = list(map(RemoteExecutor, connections))
+        is_interpreted_here = work.is_whole and len(connections) > 1
+        arrays = work.unpack()[0].arrays if is_interpreted_here else ()
+        executors = [RemoteExecutor(each, arrays) for each in connections]
         strategy = RayFederatingStrategy(
             executors[0], executors, work.num_clients, work.clients_per_leaf
         )

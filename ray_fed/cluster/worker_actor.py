@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import ray
@@ -34,6 +34,7 @@ from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Versions, WorkerDescription
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.values import components, read_limits
+from ray_fed.values.frozen_arrays import FrozenArray
 from ray_fed.worker import evaluation
 from ray_fed.worker.evaluation import Executors
 
@@ -167,6 +168,7 @@ class LeafWorker:
         self._scopes = ValueScopes()
         self._left: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._running: tuple[str, float] | None = None  # scope, since when
+        self._frozen: list[FrozenArray] = []  # arrays that graphs may load
         # On a thread of its own, because an import cannot be interrupted.
         self._loading = concurrent.futures.ThreadPoolExecutor(1).submit(self.load_now)
 
@@ -258,6 +260,7 @@ class LeafWorker:
     def begin(self, scope: str) -> None:
         """Open an empty scope, see `ValueScopes.begin`."""
         self._check_loaded()
+        self._frozen = []
         self._scopes.begin(scope)
 
     def end(self, scope: str) -> None:
@@ -322,8 +325,16 @@ class LeafWorker:
             if not is_done:
                 gc_later()
 
-    def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
-        """Embed a plain value or a function under a key."""
+    def embed(
+        self,
+        scope: str,
+        key: int,
+        value: Any,
+        type_bytes: bytes | None,
+        arrays: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        """Embed a plain value, or a function with its frozen arrays, under a key."""
+        self._frozen += object_store.fetch_arrays(arrays)
         type_spec = None if type_bytes is None else blocks.parse_type(type_bytes)
         created = self._run(self._executor.create_value(value, type_spec), scope)
         self._scopes.values(scope)[key] = created
@@ -478,6 +489,7 @@ class LeafWorker:
             sources = object_store.gathered(resolved[:num_sources])
             values = resolved[num_sources:]
             comp, arg = object_store.unpack_resolved(work, values, sources)
+            self._frozen += object_store.fetch_arrays(comp.arrays)
             comp = object_store.restore_functions(comp)
             # Leaf after leaf, so that a process that dies loses the fewest clients.
             size = comp.clients_per_leaf

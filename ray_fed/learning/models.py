@@ -6,7 +6,7 @@ ray_fed reads the user's Keras model but never writes to it. Its layers run in a
 A variable that is neither trained nor changed by a batch is the same in every round.
 Examples are the weights of a frozen layer, and a kernel under LoRA adapters. Such a
 variable is part of neither the server's state nor an update. It is a constant of the
-graphs that use it, and each worker receives it once.
+graphs that use it. Graphs name a large constant, and the workers of a machine share it.
 
 Keras keeps a seed and a count in each random layer (`SeedGenerator`) and counts each
 draw. ray_fed adds a key to the seed, so that clients, rounds and calls draw different
@@ -24,7 +24,6 @@ keys to Keras' draws outside of models.
 
 import contextlib
 import functools
-import hashlib
 import numbers
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +50,7 @@ from ray_fed.learning.objectives import (
 from ray_fed.learning.tensors import widened
 from ray_fed.observability import reprs
 from ray_fed.tensorflow import keras_seeds, trace_keys
+from ray_fed.tensorflow.traced_graph import Constant
 
 # pyright: reportPrivateUsage=false
 
@@ -231,9 +231,6 @@ def _lost(layer: Any, found: str) -> errors.ValueMismatchError:
 _SEED_NAME = "seed_generator_state"
 """Keras' name of the variable from which a random layer draws."""
 
-_MAX_CONSTANT_BYTES = 2**30
-"""Half of protobuf's limit, because a graph has other contents, too."""
-
 
 class ModelWeights(NamedTuple):
     """The weights of a model, in the order of the Keras model.
@@ -342,11 +339,10 @@ class Model:
         written = self._find_written(unseeded, training=True)
         constant = {id(v) for v in unseeded if id(v) not in written}
         self._others = tuple(v for v in others if id(v) not in constant)
-        # As tensors, because a graph contains a tensor once, however often it uses it.
+        # A tensor of a variable shares its memory until the variable is assigned to.
         self._constants = [
-            (v, tf.constant(v.numpy())) for v in others if id(v) in constant
+            (v, Constant(tf.convert_to_tensor(v))) for v in others if id(v) in constant
         ]
-        _check_size(self._constants)
         self.weights_type = fl.to_type(
             ModelWeights(
                 _types_of(self.trainable_variables),
@@ -370,12 +366,11 @@ class Model:
         layers = cast("Any", self._keras)._flatten_layers()
         # Private attributes change as a layer is called.
         settings = [trace_keys.settings_of(layer, public=True) for layer in layers]
-        arrays = [value.numpy() for _, value in self._constants]
         return [
             trace_keys.describe_keras(self._keras),
             settings,
             [v.path for v in (*self.trainable_variables, *self._others)],
-            [hashlib.sha256(array.tobytes()).hexdigest() for array in arrays],
+            [constant.digest for _, constant in self._constants],
             self._outputs,
         ]
 
@@ -394,7 +389,8 @@ class Model:
         A variable that is neither trained nor changed by a batch is read now and is a
         constant from then on. Examples are the weights of layers with
         `trainable = False`, and kernels under `enable_lora`. Constants are sent to each
-        worker once. They are part of neither the state nor the updates.
+        machine once, and its workers share them. They are part of neither the state nor
+        the updates.
 
         Args:
             keras_model: A built, functional Keras model, which stays as it is. Call
@@ -417,8 +413,8 @@ class Model:
 
         Raises:
             ValueMismatchError: There is no loss for an output, Keras does not know the
-                loss or a metric, a metric is not a sum, the constants have more than
-                1 GiB, or the model was compiled with weights of losses or of metrics.
+                loss or a metric, a metric is not a sum, or the model was compiled with
+                weights of losses or of metrics.
         """
         _check_model(keras_model)
         chosen: Any = loss
@@ -464,7 +460,7 @@ class Model:
         before, now = self.trainable_variables, self._keras.trainable_variables
         if [id(v) for v in before] != [id(v) for v in now]:
             changed = "which weights are trained"
-        elif any(np.any(v.numpy() != value.numpy()) for v, value in self._constants):
+        elif not all(_is_unchanged(v, constant) for v, constant in self._constants):
             changed = "weights that are not trained"
         else:
             return
@@ -564,7 +560,8 @@ class Model:
             is zero if the loss does not depend on the weight.
 
         Raises:
-            ValueMismatchError: The loss depends on no weight.
+            ValueMismatchError: The model has no trainable weights, or the loss depends
+                on none of them.
         """
         weights = self.reseed(weights)
         gradients, passed = self.find_gradients(weights, batch, totals, scale_loss)
@@ -594,6 +591,12 @@ class Model:
             layer wrote to it. The gradient of an embedding is an `IndexedSlices`. It is
             None if the loss does not depend on the weight.
         """
+        if not weights.trainable:
+            raise errors.ValueMismatchError(
+                f"Expected weights to train, found none in {self}: set `trainable` of"
+                " a layer before `from_keras`. A frozen layer does not train its"
+                " adapters either: `enable_lora` itself freezes the kernel alone."
+            )
         with tf.GradientTape() as tape:
             tape.watch(weights.trainable)
             passed = self._run(weights, batch, totals, training=True, tape=tape)
@@ -744,7 +747,7 @@ class Model:
         tape: tf.GradientTape | None = None,
     ) -> ForwardPass:
         # The order of constants in a graph decides the keys of its draws.
-        constants = [(v, tf.convert_to_tensor(value)) for v, value in self._constants]
+        constants = [(v, constant.read()) for v, constant in self._constants]
         mapping = [
             *zip(self.trainable_variables, weights.trainable, strict=True),
             *zip(self._others, weights.non_trainable, strict=True),
@@ -804,7 +807,7 @@ class Model:
         for variable, value in [
             *zip(self.trainable_variables, weights.trainable, strict=True),
             *zip(self._others, weights.non_trainable, strict=True),
-            *self._constants,
+            *((v, constant.tensor) for v, constant in self._constants),
         ]:
             copies[id(variable)].assign(value)
         return copied
@@ -927,14 +930,11 @@ def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
     }
 
 
-def _check_size(constants: Sequence[tuple[Any, tf.Tensor]]) -> None:
-    num_bytes = sum(value.numpy().nbytes for _, value in constants)
-    if num_bytes > _MAX_CONSTANT_BYTES:
-        raise errors.ValueMismatchError(
-            f"Expected weights that are not trained of up to {_MAX_CONSTANT_BYTES}"
-            f" bytes, found {num_bytes} bytes: store them with fewer bits, or train on"
-            " what the base makes of the data."
-        )
+def _is_unchanged(variable: Any, constant: Constant) -> bool:
+    now, before = (
+        tensor._numpy() for tensor in (tf.convert_to_tensor(variable), constant.tensor)
+    )
+    return np.may_share_memory(now, before) or np.array_equal(now, before)
 
 
 def _struct_of(types: Mapping[Any, fl.TensorType]) -> fl.Type:

@@ -144,6 +144,8 @@ class Finish:
         components_type: The serialized type of a result that is stored as its
             components. With None, the result is returned whole.
         in_graphs: Whether graphs compute the parts that they can, with the same bits.
+        arrays: Names of the frozen arrays that the computation refers to, each with a
+            reference to its bytes. Empty if the evaluating process has the arrays.
     """
 
     merge: bytes | None
@@ -155,6 +157,7 @@ class Finish:
     draw: DrawKey
     components_type: bytes | None = None
     in_graphs: bool = False
+    arrays: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +191,7 @@ class Subround:
             runs them. Its result replaces the partials. The argument is then a pair:
             the argument of the leaves, and the arguments of the finish that precede
             the merged values.
+        arrays: See `Finish`. It includes the arrays of `finish`.
     """
 
     computation: bytes
@@ -205,6 +209,7 @@ class Subround:
     chunks: tuple[range, ...] = ()
     num_workers: int = 1
     finish: Finish | None = None
+    arrays: tuple[tuple[str, Any], ...] = ()
 
     def of_leaves(self, run: range) -> "Subround":
         """Return the plan for a range of whole chunks on one worker.

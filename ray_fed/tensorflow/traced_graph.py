@@ -4,7 +4,8 @@ Classes and modules of other packages are shared by all threads. A function that
 replaced in one of them therefore asks for the graph in which it is called, and does
 what the original does unless a computation is being traced.
 
-A `Number` in a function that is traced is an input of the graph.
+A `Number` in a function that is traced is an input of the graph, and so is a large
+`Constant`.
 """
 
 import contextlib
@@ -13,9 +14,11 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
-from ray_fed.tensorflow.graphs import numbers
+from ray_fed.tensorflow.graphs import frozen_weights, numbers
+from ray_fed.values.frozen_arrays import FrozenArray
 
 Method: TypeAlias = Callable[..., Any]
 
@@ -118,3 +121,38 @@ class Number:
         mark = tf.compat.v1.AttrValue(s=self.mark)
         constant.op._set_attr(numbers.MARK, mark)  # noqa: SLF001 (no public name)
         return tf.compat.v1.placeholder_with_default(constant, [])
+
+
+_FROZEN_BYTES = 2**16
+"""Least bytes of a constant that graphs name instead of containing it."""
+
+
+class Constant:
+    """A value that many graphs use. Graphs refer to a large one by name.
+
+    Args:
+        tensor: The value, an eager tensor.
+
+    Attributes:
+        tensor: The value.
+        digest: A hash of the value, its dtype and its shape.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        # On a CPU, this is a view of the tensor's memory.
+        array = FrozenArray.of(np.ascontiguousarray(tensor._numpy()))  # noqa: SLF001
+        self.digest = array.name
+        is_numeric = tensor.dtype.is_floating or tensor.dtype.is_integer
+        is_large = array.content.nbytes >= _FROZEN_BYTES
+        self._array = array if is_numeric and is_large else None
+
+    def read(self) -> tf.Tensor:
+        """Return the value as a tensor of the graph being traced."""
+        graph = current_graph()
+        if graph is None or self._array is None:
+            return tf.convert_to_tensor(self.tensor)
+        return graph.write_once(self, Constant._write)
+
+    def _write(self) -> tf.Tensor:
+        return frozen_weights.write(self.digest, self.tensor.dtype, self.tensor.shape)

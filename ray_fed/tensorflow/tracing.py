@@ -38,7 +38,7 @@ import ray_fed.tensorflow.trace_keys as trace_keys
 import ray_fed.values.plain_values as plain_values
 from ray_fed.language import blocks, structs, trees, type_checks
 from ray_fed.plan import random_keys
-from ray_fed.tensorflow.graphs import callbacks, kept_graphs
+from ray_fed.tensorflow.graphs import callbacks, frozen_weights, kept_graphs
 from ray_fed.tensorflow.graphs.identity import identify_computation
 from ray_fed.tensorflow.graphs.numbers import rewrite
 from ray_fed.tensorflow.tensors import specs
@@ -188,6 +188,8 @@ class TracingContext(fl.framework.SyncContext):
         feeds = _feeds(arg, comp.type_signature.parameter, message)
         graph_def = graph_message.graph_of(message)
         loader.isolate(graph_def, message.initialize_op or None)
+        for name, tensor in frozen_weights.write_all(graph_def).items():
+            feeds[name] = tf.identity(tensor)  # in the graph of a branch or loop body
         names = graph_message.bound_names(message.result)
         fetched = tf.graph_util.import_graph_def(
             graph_def, input_map=feeds, return_elements=names, name="call"

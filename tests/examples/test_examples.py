@@ -90,6 +90,25 @@ def test_temperature_prints_the_mean_and_a_report(
 
 
 @pytest.mark.slow
+def test_adapters_are_trained_and_sent_without_their_base(
+    ray_cluster: None, run_here: Callable[..., str]
+) -> None:
+    arguments = ["--rounds", "2", "--width", "32", "--base-steps", "2"]
+
+    base, losses, received, returned, speed = run_here(
+        "adapters.py", *arguments
+    ).splitlines()
+
+    assert base.startswith("base: 0.0 million weights, mean loss")
+    first, last = re.findall(r"loss ([\d.]+) in round", losses)
+    assert float(last) < float(first)
+    adapters = 3 * 2 * 2 * 32 * 8 * 4  # blocks, layers, halves, width, rank, float32
+    assert received == f"a client receives {adapters / 1e3:.0f} kB a round"
+    assert returned == f"a client returns {adapters / 1e3:.0f} kB a round"
+    assert re.fullmatch(r"clients a second: [\d.]+, and [\d.]+ in a loop.*", speed)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # processes of TensorFlow, one after the other
 def test_sweep_finds_the_better_learning_rate() -> None:
     pytest.importorskip("ray.tune")

@@ -2,6 +2,7 @@
 
 # pyright: reportUnknownLambdaType=false
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,16 @@ import federated_language as fl
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ray_fed.errors as errors
-import ray_fed.learning.models as models
-from ray_fed import learning
+from ray_fed import framework, learning
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import Model
 from ray_fed.learning.processes import LearningProcess
+from ray_fed.tensorflow.traced_graph import Constant
+from ray_fed.values import frozen_arrays
 from tests.learning.test_keras_layers import Counting
 
 BATCH = {
@@ -63,6 +66,28 @@ def build_lora_model() -> keras.Model:
     hidden = keras.layers.EinsumDense("abc,cd->abd", (None, 6))(attended)
     pooled = keras.layers.GlobalAveragePooling1D()(hidden)
     return enable_lora(keras.Model(tokens, keras.layers.Dense(3)(pooled)))
+
+
+WIDTH, BIG_WIDTH = 400, 1024
+
+
+def build_wide_model(width: int = WIDTH, dtype: str = "float32") -> keras.Model:
+    """Return a model of two large kernels with adapters, and a head that is trained."""
+    keras.utils.set_random_seed(5)
+    layers = [keras.layers.Dense(width, dtype=dtype) for _ in range(2)]
+    head = keras.layers.Dense(3)
+    keras_model = keras.Sequential([keras.Input((width,)), *layers, head])
+    for layer in layers:
+        layer.enable_lora(1)
+    return keras_model
+
+
+def batch_of(width: int) -> dict[str, Any]:
+    x = np.random.default_rng(1).normal(size=(6, width)).astype(np.float32)
+    return {"x": x, "y": BATCH["y"]}
+
+
+WIDE_BATCH = batch_of(WIDTH)
 
 
 def enable_lora(keras_model: Any) -> keras.Model:
@@ -137,6 +162,7 @@ def test_constants_of_layers_are_no_part_of_the_state_but_their_seeds_are() -> N
         pytest.param(build_keras_model, BATCH, id="frozen layers"),
         pytest.param(build_counting_model, BATCH, id="a frozen layer that writes"),
         pytest.param(build_lora_model, TOKENS, id="adapters", marks=pytest.mark.slow),
+        pytest.param(build_wide_model, WIDE_BATCH, id="adapters on large kernels"),
     ],
 )
 def test_training_is_that_of_keras(
@@ -271,8 +297,79 @@ def test_changes_after_the_model_was_made_are_refused(change: Any) -> None:
         learning.build_fed_avg(model, "sgd")
 
 
-def test_too_many_frozen_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_MAX_CONSTANT_BYTES", 100)
+def test_large_constants_are_no_part_of_graphs() -> None:
+    process = learning.build_fed_avg(build_model(build_wide_model()), "sgd")
 
-    with pytest.raises(errors.ValueMismatchError, match="up to 100 bytes, found 288"):
-        build_model(build_keras_model())
+    serialized = framework.serialize_computation(process.next)
+
+    names = frozen_arrays.names_in(serialized)
+    assert len(names) == 2
+    assert len(serialized) < WIDTH * WIDTH * 4
+
+
+def test_values_of_a_variable_are_not_copied() -> None:
+    keras_model = build_wide_model()
+    variable = keras_model.non_trainable_variables[0]
+    variable.assign(variable + 1)  # no other test has these values
+    value = tf.convert_to_tensor(variable)
+
+    constant = Constant(value)
+
+    found = frozen_arrays.get(constant.digest)
+    assert np.shares_memory(found.content, value._numpy())
+
+
+def test_process_outlives_its_model(local_contexts: Any) -> None:
+    process = learning.build_fed_avg(build_model(build_wide_model()), "sgd")
+    gc.collect()
+
+    state, _ = process.next(process.initialize(), [[WIDE_BATCH]])
+
+    assert np.any(state.weights.trainable[-1] != 0)
+
+
+def freeze(keras_model: Any) -> keras.Model:
+    keras_model.trainable = False
+    return keras_model
+
+
+def test_adapters_of_frozen_layers_are_refused_before_the_first_round() -> None:
+    model = build_model(freeze(build_wide_model()))
+
+    with pytest.raises(errors.ValueMismatchError, match="does not train its adapters"):
+        learning.build_fed_avg(model, "sgd")
+
+
+def test_keras_refuses_adapters_on_a_layer_that_has_none() -> None:
+    layer: Any = keras.layers.LayerNormalization()
+
+    with pytest.raises(AttributeError, match="no attribute 'enable_lora'"):
+        layer.enable_lora(1)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
+def test_workers_share_a_base_and_find_the_weights_of_threads(
+    ray_contexts: Callable[..., ExecutionContext],
+    local_contexts: Callable[..., ExecutionContext],
+    ray_memory: Any,
+    enabled: bool,
+) -> None:
+    width = BIG_WIDTH + enabled  # a base that no other test stored
+    process = learning.build_fed_avg(
+        build_model(build_wide_model(width)), keras.optimizers.SGD(0.1)
+    )
+    data = [[batch_of(width)]] * 3
+    settings = {"workers": 2, "clients_per_leaf": 1, "kernels": {"enabled": enabled}}
+    fl.framework.set_default_context(local_contexts(**settings))
+    expected = run_rounds(process, data, 2)
+    fl.framework.set_default_context(ray_contexts(**settings, subrounds=2))
+    gc.collect()
+    before = ray_memory.rest(ray_memory.stored_bytes)
+
+    found = run_rounds(process, data, 2)
+
+    keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
+    base = 2 * width * width * 4
+    assert base <= ray_memory.stored_bytes() - before < 1.5 * base

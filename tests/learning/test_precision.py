@@ -85,3 +85,48 @@ def test_large_tensors_of_small_floats_are_finite() -> None:
     state, _ = process.next(process.initialize(), [equal_clients(model, 1, units, 0.5)])
 
     assert np.all(state.weights.trainable[0] == 1)
+
+
+def build_adapted_model(policy: str) -> keras.Model:
+    """Return a model with adapters on large kernels, in a dtype policy."""
+    keras.utils.set_random_seed(5)
+    layers = [keras.layers.Dense(160, "relu", dtype=policy) for _ in range(2)]
+    keras_model = keras.Sequential(
+        [keras.Input((160,)), *layers, keras.layers.Dense(1, dtype=policy)]
+    )
+    for layer in layers:
+        layer.enable_lora(2)
+    return keras_model
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_adapters_with_accumulated_gradients_train_as_in_keras(policy: str) -> None:
+    rng = np.random.default_rng(0)
+    batches = [
+        {"x": rng.normal(size=(8, 160)).astype("f"), "y": rng.random(8).astype("f")}
+        for _ in range(4)
+    ]
+
+    def accumulating() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(
+            0.05, gradient_accumulation_steps=2, loss_scale_factor=64.0
+        )
+
+    reference: Any = build_adapted_model(policy)
+    reference.compile(accumulating(), "mse", auto_scale_loss=False)
+    model = Model.from_keras(build_adapted_model(policy), loss="mse")
+    process = learning.build_fed_avg(model, accumulating())
+    initial = model.initial_weights().trainable
+    types = {key: model.batch_type[key].dtype for key in ("x", "y")}
+    client = [{key: b[key].astype(types[key]) for key in b} for b in batches]
+
+    state, _ = process.next(process.initialize(), [client])
+    for batch in batches:
+        reference.train_on_batch(batch["x"], batch["y"])
+
+    for found, variable, before in zip(
+        state.weights.trainable, reference.trainable_variables, initial, strict=True
+    ):
+        wanted = variable.numpy()
+        move = np.linalg.norm(wanted - before)
+        assert np.linalg.norm(found - wanted) < 0.05 * move

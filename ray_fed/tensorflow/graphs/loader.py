@@ -40,7 +40,7 @@ import ray_fed.error_texts as error_texts
 import ray_fed.tensorflow.graphs.graph_message as graph_message
 import ray_fed.tensorflow.graphs.randomness as randomness
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.graphs import callbacks
+from ray_fed.tensorflow.graphs import callbacks, frozen_weights
 from ray_fed.tensorflow.graphs.graph_message import FunctionDef, GraphDef, NodeDef
 
 _OFF = rewriter_config_pb2.RewriterConfig.OFF
@@ -346,9 +346,12 @@ class LoadedGraph:
         use_deterministic_ops(graph_def)
         self._states = randomness.key_random_ops(graph_def)
         isolate(graph_def, initialize_op)
+        frozen = frozen_weights.take_out(graph_def)
+        feeds = [*feeds, *(f"{name}:0" for name in frozen)]
         self._function: Callable[[list[tf.Tensor]], list[tf.Tensor]]
         with tf.device(source.device):
-            self._function = import_function(graph_def, list(feeds), list(fetches))
+            self._frozen = frozen_weights.load(frozen.values())
+            self._function = import_function(graph_def, feeds, list(fetches))
             self._states.create()
         self._notes = self._what_no_key_decides()
         self._one_at_a_time = (
@@ -382,4 +385,5 @@ class LoadedGraph:
         ):
             self._states.set(source.content)
             diagnostics.note(self._notes)
-            return callbacks.call(self._function, take())
+            frozen = [tensor for _, tensor in self._frozen]
+            return callbacks.call(self._function, [*take(), *frozen])

@@ -29,7 +29,7 @@ from ray_fed.language.structs import Struct
 from ray_fed.plan import diagnostics
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow import operators
-from ray_fed.tensorflow.graphs import identity, numbers
+from ray_fed.tensorflow.graphs import frozen_weights, identity, numbers
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, TensorFlowMessage
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.tensors import specs
@@ -257,6 +257,7 @@ class GraphImporter:
         self._note_unkeyed(graph_message.origin_of(message), content, states)
         assigned = self._assign(graph_def, states, content, path, feeds)
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
+        feeds |= frozen_weights.write_all(graph_def)
         fetches = [name for name in (*lowered.fetches, lowered.passed) if name]
         if self._allowed != "any":
             feeds = _without_placeholders(graph_def, feeds, fetches)

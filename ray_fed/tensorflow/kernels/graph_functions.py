@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeAlias, cast
 
 import numpy as np
@@ -25,8 +25,9 @@ import ray_fed.tensorflow.graphs.kept_graphs as kept_graphs
 import ray_fed.tensorflow.graphs.loader as loader
 import ray_fed.tensorflow.lowering.inlining as inlining
 from ray_fed.plan.plans import Fallback
+from ray_fed.tensorflow.graphs import frozen_weights
 from ray_fed.tensorflow.graphs.graph_message import FunctionDef, GraphDef, NodeDef
-from ray_fed.values import read_limits
+from ray_fed.values import frozen_arrays, read_limits
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
@@ -436,7 +437,7 @@ def _as_function(
     signature: Sequence[tf.TensorSpec],
     fetched: Sequence[tf.Tensor],
 ) -> FunctionDef:
-    """Return the nodes of a graph as a function.
+    """Return the nodes of a graph as a function. Frozen arrays are its last arguments.
 
     TensorFlow's own conversion takes ten times as long, because it creates a Python
     object for each node.
@@ -453,6 +454,15 @@ def _as_function(
         shapes.append(spec.shape.as_proto())
         named[feed] = argument.name
         named[f"^{graph_message.node_of(feed)}"] = f"^{argument.name}"
+    arrays = frozen_weights.take_out(graph_def)
+    for name, (array, dtype, shape) in arrays.items():
+        if f"^{array}" not in named.values():
+            argument = function.signature.input_arg.add(name=array)
+            argument.type = dtype.as_datatype_enum
+            index = len(function.signature.input_arg) - 1
+            shapes = function.arg_attr[index].attr["_output_shapes"].list.shape
+            shapes.append(shape.as_proto())
+        named[f"{name}:0"], named[f"^{name}"] = array, f"^{array}"
     for node in graph_def.node:
         if f"^{node.name}" not in named:
             function.node_def.append(node)
@@ -474,6 +484,14 @@ def _as_function(
     return function
 
 
+def _arrays_of(function: FunctionDef) -> Iterator[tuple[str, tf.DType, Any]]:
+    """Yield name, dtype and shape of the frozen arrays that a function takes."""
+    for index, argument in enumerate(function.signature.input_arg):
+        if argument.name.startswith(frozen_arrays.PREFIX):
+            (shape,) = function.arg_attr[index].attr["_output_shapes"].list.shape
+            yield argument.name, tf.as_dtype(argument.type), tf.TensorShape(shape)
+
+
 def _load(written: GraphDef) -> GraphFunction:
     """Load a result of `_write` as a function of eager tensors.
 
@@ -487,13 +505,19 @@ def _load(written: GraphDef) -> GraphFunction:
         eager.add_function_def(each)
     function = written.library.function[-1]
     name, num_outputs = function.signature.name, len(function.signature.output_arg)
+    frozen = frozen_weights.load(_arrays_of(function))
     attributes = tuple(itertools.chain(*loader.current().as_attrs().items()))
 
     def execute_now(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         cancelled_by = cancellation.CancellationManager()
         with read_limits.interruptible(cancelled_by.start_cancel):
             return execute.execute_with_cancellation(
-                name, num_outputs, tensors, attributes, eager, cancelled_by
+                name,
+                num_outputs,
+                [*tensors, *(tensor for _, tensor in frozen)],
+                attributes,
+                eager,
+                cancelled_by,
             )
 
     # TensorFlow optimizes a function in its first call, and again in each call that

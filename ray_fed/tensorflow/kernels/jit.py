@@ -48,10 +48,10 @@ _SLOW = frozenset(reduction + _SEVERAL_AXES for reduction in _REDUCTIONS) | _nam
 """)
 _RESHAPE_OPS = _names("""
     BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatV2 Const DynamicStitch
-    EnsureShape ExpandDims Fill GatherV2 Identity IdentityN InvertPermutation NoOp
-    OnesLike Pack Pad PadV2 Placeholder PlaceholderWithDefault PreventGradient Range
-    Rank Reshape Shape ShapeN Size Slice Snapshot Squeeze StopGradient StridedSlice
-    Tile Transpose Unpack ZerosLike
+    EnsureShape ExpandDims Fill GatherV2 Identity IdentityN ImmutableConst
+    InvertPermutation NoOp OnesLike Pack Pad PadV2 Placeholder
+    PlaceholderWithDefault PreventGradient Range Rank Reshape Shape ShapeN Size
+    Slice Snapshot Squeeze StopGradient StridedSlice Tile Transpose Unpack ZerosLike
 """)
 _CALLS = _names("""
     Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf
