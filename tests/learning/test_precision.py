@@ -66,8 +66,8 @@ def test_many_examples_move_weights_as_far_as_few(policy: str, name: str) -> Non
 
     state, *_, metrics = process.next(process.initialize(), *middle, clients)
 
-    # By hand: the gradient is 2 (0 - 0.5), the rate 0.25. On processors without AVX-512,
-    # Keras' own step in bfloat16 is one last place off as well.
+    # By hand: the gradient is 2 (0 - 0.5), the rate 0.25. Without AVX-512, Keras' own
+    # step in bfloat16 is one last place off as well.
     last_place = 2.0**-8 if policy == "mixed_bfloat16" else 1e-6
     moved = float(state.weights.trainable[0][0, 0])
     assert moved == pytest.approx(0.25, rel=last_place)
