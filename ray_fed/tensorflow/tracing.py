@@ -443,6 +443,7 @@ class RowMap:
     Attributes:
         function: as it was given.
         result: the type of what the function returns.
+        identity: a hash of what the function computes; None if Python code runs in it.
 
     Raises:
         ValueMismatchError: a shape in one of the types is not known.
@@ -467,7 +468,11 @@ class RowMap:
                         "Expected rows of known shapes before and after a mapped"
                         f" function, found `{type_spec}`."
                     )
-        self._traced: Any = None
+        try:
+            self.identity = identify_computation(traced)[:16]
+        except errors.UnsupportedError:
+            self.identity = None
+        self._traced: Any = self._trace()  # with the arrays that it uses now
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -475,16 +480,6 @@ class RowMap:
         if _is_tf_function(function):  # one that was traced cannot be pickled
             function = function._clone(None)  # noqa: SLF001 (no public way)
         return self.__dict__ | {"function": function, "_traced": None}
-
-    def identify(self) -> str | None:
-        """Return a hash of what the function computes; None if Python code runs in it.
-
-        The function is traced for it.
-        """
-        try:
-            return identify_computation(computation(self.function, self._row))[:16]
-        except errors.UnsupportedError:
-            return None
 
     def apply(self, rows: ColumnarSequence, label: str) -> ColumnarSequence:
         """Return the rows that the function makes.
@@ -494,9 +489,9 @@ class RowMap:
             label: what it has, for errors.
         """
         types = tensor_structures.flatten_type(self._row)
+        if self._traced is None:
+            self._traced = self._trace()
         with tf.device("/device:CPU:0"):
-            if self._traced is None:
-                self._traced = self._trace(types)
             tensors = [
                 tf.constant(column.rows, specs.to_tf_dtype(tensor))
                 for column, tensor in zip(rows.columns, types, strict=True)
@@ -507,14 +502,15 @@ class RowMap:
         columns = tuple(map(Column, trees.flatten(plain)))
         return ColumnarSequence(columns, rows.length)
 
-    def _trace(self, types: Sequence[fl.TensorType]) -> Any:
+    def _trace(self) -> Any:
         """Return one graph for any number of rows."""
         rows = [
             tf.TensorSpec([None, *(tensor.shape or ())], specs.to_tf_dtype(tensor))
-            for tensor in types
+            for tensor in tensor_structures.flatten_type(self._row)
         ]
         mapped = tf.function(self._map, autograph=False)
-        return mapped.get_concrete_function(rows, tf.TensorSpec([], tf.int32))
+        with tf.device("/device:CPU:0"):
+            return mapped.get_concrete_function(rows, tf.TensorSpec([], tf.int32))
 
     def _call(self, tensors: list[tf.Tensor]) -> Any:
         row = datasets.build(tensors, self._row)

@@ -374,12 +374,12 @@ def _gather(value: object) -> ClientRun | None:
 def plain_id(client: Any) -> Any:
     """Return an id in types of Python.
 
-    NumPy's integers and strings are equal to Python's, but have other texts. What
+    NumPy's numbers and strings are equal to Python's, but have other texts. What
     depends on the text, such as the order of shuffled rows, must be the same.
     """
     if isinstance(client, tuple) and not hasattr(client, "_fields"):
         return tuple(map(plain_id, cast("tuple[Any, ...]", client)))
-    if isinstance(client, np.integer | np.str_ | np.bytes_ | np.bool_):
+    if isinstance(client, np.number | np.str_ | np.bytes_ | np.bool_):
         return client.item()
     return client
 
