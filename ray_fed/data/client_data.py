@@ -141,6 +141,11 @@ class ClientData(ClientRun):
 
     table: TableFacts | None = None
 
+    def __post_init__(self) -> None:
+        for array in (self.positions, self.weights):
+            if array is not None:
+                array.flags.writeable = False
+
     def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"clients": len(self)}
         weights = self._row_weights()
@@ -388,7 +393,7 @@ class ClientData(ClientRun):
         """Return the clients with a TensorFlow function applied to each row.
 
         The function is applied before `take`, `shuffle`, `epochs` and `batch`. It is
-        pickled, and called again after a failure.
+        traced now, and again on each worker: do not write to arrays that it uses.
 
         Args:
             function: Takes a row, in the containers of its type, and returns a row.
@@ -590,7 +595,8 @@ class ClientData(ClientRun):
             ids: Ids of the clients, in order.
             load: Takes an id, and returns the client's value. It must return the same
                 each time, because it is called again after a failure, or if a worker
-                dropped the value. It is pickled.
+                dropped the value. It is pickled when it is sent to workers: do not
+                write to arrays that it uses.
             type_spec: Type of what `load` returns.
             weights: Cost of each client's work, finite, >= 0; None if it is not known.
 

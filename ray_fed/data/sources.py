@@ -116,7 +116,7 @@ class MappedSource(ClientSource):
     @override
     def describe(self) -> dict[str, Any]:
         before = super().describe()
-        return {**before, "map": [*before.get("map", []), self.row_map.identify()]}
+        return {**before, "map": [*before.get("map", []), self.row_map.identity]}
 
     @override
     def over(self, base: ClientSource) -> "MappedSource":

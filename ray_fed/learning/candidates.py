@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray_fed.errors as errors
+from ray_fed.learning.checks import join_metrics
 from ray_fed.learning.fed_eval import build_client_eval
 from ray_fed.learning.history import flatten_numbers
 from ray_fed.learning.processes import LearningProcess
@@ -36,11 +37,16 @@ def build_candidate_evaluation(process: LearningProcess) -> LearningProcess:
 def to_columns(
     candidates: Sequence[int], metrics: Sequence[Any]
 ) -> dict[str, tuple[float, ...]]:
-    """Return the metrics of candidates in the form of `RoundRecord.candidates`."""
+    """Return the metrics of candidates in the form of `RoundRecord.candidates`.
+
+    Raises:
+        ValueMismatchError: a metric is named `client`.
+    """
     numbers = [dict(flatten_numbers(each)) for each in metrics]
     names = dict.fromkeys(name for each in numbers for name in each)
     columns = {name: tuple(each[name] for each in numbers) for name in names}
-    return {"client": tuple(candidates), **columns}
+    indices = {"client": tuple(candidates)}
+    return join_metrics(("the sampler", indices), ("the model", columns))
 
 
 def read_columns(

@@ -33,7 +33,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.data import NamedClients
-from ray_fed.data.arguments import expect_ids
+from ray_fed.data.arguments import expect_ids, read_ids
 from ray_fed.files.opening import expand_home
 from ray_fed.language.type_checks import read_whole
 from ray_fed.learning.checks import expect_kind
@@ -330,9 +330,7 @@ class ClientStates:
             StorageError: Values in the file cannot be read.
             SavedStateError: Values in the file are damaged.
         """
-        client_ids = list(client_ids)
-        expect_ids(client_ids, self._places or ())
-        keys = self._keys_of(client_ids)
+        keys = self._keys_of(list(client_ids))
         return NamedClients(self._take_keys(keys), self._ids_of(keys))
 
     def _take_keys(self, keys: Iterable[ClientId]) -> list[Any]:
@@ -358,10 +356,11 @@ class ClientStates:
     def _ids_of(self, keys: Iterable[ClientId]) -> list[Any]:
         return list(keys) if self._ids is None else [self._ids[int(k)] for k in keys]
 
-    def _keys_of(self, client_ids: Iterable[Any]) -> list[Any]:
+    def _keys_of(self, client_ids: Sequence[Any]) -> list[Any]:
         """Return the keys of clients. An id takes precedence over an index."""
+        expect_ids(client_ids, self._places)
         if self._ids is None:
-            return list(client_ids)
+            return read_ids(client_ids)
         found: list[int] = []
         for client in client_ids:
             key = self._places.get(client) if isinstance(client, Hashable) else None
@@ -398,7 +397,7 @@ class ClientStates:
                 the initial value.
 
         Raises:
-            ConfigError: The run had no client of this id.
+            ConfigError: As for `take`.
             ValueMismatchError: A value has another structure or type, or an id comes
                 twice.
             CardinalityError: The number of values differs.

@@ -110,7 +110,14 @@ class Devices:
         for field in dataclasses.fields(self):
             value: Any = getattr(self, field.name)
             if hasattr(value, "to_dict"):  # a column of pandas, with ids as its index
-                object.__setattr__(self, field.name, value.to_dict())
+                column = value.to_dict()
+                if len(column) < len(value):
+                    raise errors.ConfigError(
+                        f"Expected each client once in the index of `{field.name}` of"
+                        f" devices, found {len(value)} rows of {len(column)} clients:"
+                        " make one of them, such as by `groupby(level=0).mean()`."
+                    )
+                object.__setattr__(self, field.name, column)
         read_whole("period", self.period, 1)
         read_whole("seed", self.seed, 0)
         check_number(

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast, overload
 
 import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport]  # numpy learns bfloat16
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -25,7 +26,7 @@ import ray_fed.tracebacks as tracebacks
 from ray_fed.imports import import_extra
 from ray_fed.learning.checks import expect_one_of
 from ray_fed.observability import reprs
-from ray_fed.program.checkpoint_store import Decoder, Encoder, Versions
+from ray_fed.program.checkpoint_store import Decoder, Encoder, ReadOnlyDict, Versions
 from ray_fed.program.record_log import RecordLog
 
 _logger = logging.getLogger("ray_fed.learning.run_loop")
@@ -50,14 +51,26 @@ def read_evaluation(found: Any) -> dict[str, Any]:
             ' mapping, such as {"loss": 0.5}, or what `learning.spread` makes of the'
             " metrics of each client."
         )
-    metrics = read_metrics(found, "evaluation")
+    return _check_names(read_metrics(found, "evaluation"), "from `evaluate`")
+
+
+def read_training(found: Any) -> Any:
+    """Return the metrics of training as plain values, as `read_metrics` does.
+
+    Raises:
+        ValueMismatchError: A value has an unsupported type, or two numbers have one
+            name.
+    """
+    return _check_names(read_metrics(found, "training"), "of training")
+
+
+def _check_names(metrics: Any, source: str) -> Any:
     names = Counter(name for name, _ in flatten_numbers(metrics))
     twice = [name for name, count in names.items() if count > 1]
     if twice:
         raise errors.ValueMismatchError(
-            f"Expected one number by each name from `evaluate`, found several by the"
-            f" names {twice[:5]}: members of `f1` have names such as `f1/0`. Rename"
-            " some."
+            f"Expected one number by each name {source}, found several by the names"
+            f" {twice[:5]}: members of `f1` have names such as `f1/0`. Rename some."
         )
     return metrics
 
@@ -116,6 +129,19 @@ def _stack(values: Sequence[Any]) -> Any:
     stacked = np.stack(values)
     stacked.flags.writeable = False
     return stacked
+
+
+def _lock(metrics: Any) -> Any:
+    """Return metrics in a form that nobody can change: a run saves them later."""
+    if isinstance(metrics, Mapping):
+        named = cast("Mapping[str, Any]", metrics)
+        return ReadOnlyDict({name: _lock(value) for name, value in named.items()})
+    if isinstance(metrics, list | tuple):
+        return tuple(map(_lock, cast("Sequence[Any]", metrics)))
+    if isinstance(metrics, np.ndarray):
+        metrics = cast("NDArray[Any]", metrics).view()
+        metrics.flags.writeable = False
+    return metrics
 
 
 def _read_array(found: Any, label: str) -> Any:
@@ -216,7 +242,8 @@ class RoundRecord:
     Attributes:
         round_index: The number of rounds of the run before this one.
         clients: The indices of the clients in the cohort, in order.
-        training: The metrics of the clients' training.
+        training: The metrics of the clients' training. These and all other metrics
+            cannot be changed: mappings and arrays are read-only, and lists are tuples.
         evaluation: The metrics of `evaluate` after the round, as plain values. None if
             the round was not evaluated.
         seconds: The time from the end of the round before, or from the start of the
@@ -274,6 +301,10 @@ class RoundRecord:
     wasted_seconds: float = 0.0
     versions: tuple[int, ...] = ()
     live_versions: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("training", "evaluation", "candidates", "client_metrics"):
+            object.__setattr__(self, name, _lock(getattr(self, name)))
 
     @property
     def round(self) -> int:
@@ -334,7 +365,7 @@ def _read_numbers(records: Iterable[RoundRecord], name: str) -> list[float | Non
     values: list[float | None] = []
     for record in records:
         metrics: Any = get_metrics(record)
-        value = metrics.get(rest) if type(metrics) is dict else metrics
+        value = metrics.get(rest) if isinstance(metrics, dict) else metrics
         if type(value) is float or isinstance(value, np.floating):
             values.append(float(value))
         elif value is None and not is_inside:

@@ -269,7 +269,7 @@ def split_by_label(
     ]
 
 
-def _read_labels(given: object, name: str) -> NDArray[Any]:
+def _read_labels(given: Any, name: str) -> NDArray[Any]:
     labels = np.asarray(given)
     if labels.ndim != 1 or not labels.size:
         raise errors.ConfigError(
@@ -281,6 +281,8 @@ def _read_labels(given: object, name: str) -> NDArray[Any]:
         hash(tuple(labels.tolist()))
         are_whole = not np.not_equal(labels, labels).any()  # NaN, NaT
         are_whole &= all(label is not None for label in labels)
+        if labels.dtype.kind == "U":  # NumPy makes text of 7 beside "7"
+            are_whole &= all(isinstance(label, str) for label in given)
     except (TypeError, ValueError):  # NA has no order, nor have mixed types
         are_whole = False
     if not are_whole:

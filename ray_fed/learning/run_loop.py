@@ -68,7 +68,7 @@ from ray_fed.learning.history import (
     RoundRecord,
     name_elements,
     read_evaluation,
-    read_metrics,
+    read_training,
     stack_metrics,
 )
 from ray_fed.learning.processes import LearningProcess
@@ -839,7 +839,7 @@ class RunLoop:
         return RoundRecord(
             index,
             tuple(cohort),
-            read_metrics(training, "training"),
+            read_training(training),
             evaluation,
             seconds,
             retries=0 if report is None else report.num_retries,

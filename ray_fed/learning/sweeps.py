@@ -18,7 +18,6 @@ its bits depend on its parameters and seed, and not on the trials before it.
 import collections
 import contextlib
 import dataclasses
-import hashlib
 import inspect
 import itertools
 import logging
@@ -42,7 +41,9 @@ from ray_fed.learning.history import History, is_curve, new_panels, use_whole_ro
 from ray_fed.learning.run_fingerprint import describe_settings, find_context
 from ray_fed.learning.run_loop import TrainingResult
 from ray_fed.observability import reprs
+from ray_fed.program import ClientData
 from ray_fed.program.checkpoint_store import Versions
+from ray_fed.program.descriptions import describe_value, digest, find_globals
 
 _logger = logging.getLogger(__name__)
 
@@ -263,9 +264,10 @@ def sweep(
     With a `storage_path`, the same call resumes the sweep. A finished trial is read
     from its folder and is not run again, as long as the context has the same settings
     and `run_one` is the same function: its code, functions of its module that it calls,
-    and numbers and texts that it uses. After a change, or if `run_one` is no plain
-    function, it is called again, and `learning.run` continues the saved run or refuses
-    it. A trial that was stopped continues from its checkpoint.
+    and values that it uses, such as numbers, lists and arrays. After a change, or if
+    `run_one` is no plain function or uses an object whose text does not say what it is,
+    such as an optimizer, it is called again, and `learning.run` continues the saved run
+    or refuses it. A trial that was stopped continues from its checkpoint.
 
     Args:
         run_one: A function that is called with a value of each parameter, `seed` and
@@ -302,7 +304,7 @@ def sweep(
     root = None if storage_path is None else os.fspath(storage_path)
     if root is not None:
         _open_storage(root, list(values))
-    function = _identify(run_one)
+    function = None if root is None else _identify(run_one)
     combinations = itertools.product(*values.values(), read)
     arguments: list[dict[str, Any]] = [
         dict(zip([*values, "seed"], c, strict=True)) for c in combinations
@@ -358,7 +360,7 @@ def _run_trial(
                 f"Expected `run_one` to save its run in `{place}`, found no round"
                 " there: pass the `storage_path` that it takes to `learning.run`."
             )
-        noted = {"reason": result.reason, "function": function}
+        noted = {"reason": result.reason, "function": function, "values": dict(given)}
         Versions(place, _FINISHED).write(0, noted)
     return _make_trial(given, result.history, result.reason)
 
@@ -369,6 +371,8 @@ def _find_finished(
     """Return a trial that the same function finished, if there is one."""
     noted, _ = Versions(place, _FINISHED).read_latest()
     if noted is None or function is None or noted["function"] != function:
+        return None
+    if noted["values"] != given:  # 0.5 and "0.5" have one folder
         return None
     is_empty = not Versions(place, "round_").find()
     history = History() if is_empty else History.load(place)
@@ -491,40 +495,40 @@ def _open_storage(root: str, names: list[str]) -> None:
         )
 
 
+_LIBRARIES = {"keras", "ray_fed", "tensorflow"}
+"""Texts of their objects do not say all about them, such as the layers of a model."""
+
+
 def _identify(run_one: Any) -> str | None:
     """Return a digest of the code and settings that decide a trial.
 
-    It covers the function's code, plain values that it uses, functions of its module,
-    and settings of the context. It is None for anything but a plain function.
+    It covers the function's code, values that it uses, functions of its module, and
+    settings of the context. It is None for anything but a plain function, and if the
+    function uses an object whose text does not describe it.
     """
     if not inspect.isfunction(run_one):
         return None
+    unknown: list[str] = []
     seen: dict[Any, Any] = {}
-    waiting: collections.deque[Any] = collections.deque([run_one])
-    while waiting:
-        function = waiting.popleft()
+    waiting: list[Any] = [run_one]
+    for function in waiting:  # which grows
         if function in seen:
             continue
-        used = inspect.getclosurevars(function)
-        named = sorted({**used.globals, **used.nonlocals}.items())
-        plain = [(name, value) for name, value in named if type(value) in _PLAIN]
-        defaults = [function.__defaults__, function.__kwdefaults__]
-        seen[function] = _read_code(function.__code__), plain, defaults
-        waiting.extend(
-            value
-            for _, value in named
-            if inspect.isfunction(value) and value.__module__ == run_one.__module__
-        )
+        used = find_globals(function) | inspect.getclosurevars(function).nonlocals
+        own = [v for v in used.values() if inspect.isfunction(v)]
+        waiting += [v for v in own if v.__module__ == run_one.__module__]
+        values = {
+            name: describe_value(value, unknown.append)
+            for name, value in used.items()
+            if not isinstance(value, types.ModuleType | types.FunctionType)
+        }
+        kinds = [type(value) for value in used.values()]
+        libraries = [k.__module__.partition(".")[0] for k in kinds if k != ClientData]
+        unknown += {*libraries} & _LIBRARIES
+        defaults = function.__defaults__, function.__kwdefaults__
+        seen[function] = describe_value((function.__code__, defaults)), values
     described = [*seen.values(), describe_settings()]
-    return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
-
-
-def _read_code(code: types.CodeType) -> Any:
-    constants = [
-        _read_code(each) if isinstance(each, types.CodeType) else repr(each)
-        for each in code.co_consts
-    ]
-    return code.co_code, code.co_names, code.co_varnames, constants
+    return None if unknown else digest(repr(described).encode())
 
 
 # The beginning of a trial.

@@ -32,11 +32,12 @@ import types
 import uuid
 import zipfile
 from collections.abc import Callable, Collection, Generator, Mapping
-from typing import IO, Any, ParamSpec, TypeVar, cast
+from typing import IO, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import federated_language as fl
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.files import npy, opening
@@ -47,11 +48,32 @@ _P = ParamSpec("_P")
 
 _logger = logging.getLogger(__name__)
 
+
+class ReadOnlyDict(dict[str, Any]):
+    """A dictionary that cannot be changed, such as the metrics of a record."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise errors.UnsupportedError(
+            "Expected the metrics of a record as they are, found a change: make a copy"
+            " by `dict(metrics)`, and change that."
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    @override
+    def __reduce__(self) -> Any:  # to be copied and pickled
+        return ReadOnlyDict, (dict(self),)
+
+
 _CONTAINERS: Mapping[str, type[Any]] = {
     "list": list,
     "tuple": tuple,
     "dict": dict,
     "OrderedDict": collections.OrderedDict,
+    "ReadOnlyDict": ReadOnlyDict,
 }
 _JSON_TYPES = (types.NoneType, bool, int, float, str)
 

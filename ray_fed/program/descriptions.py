@@ -5,6 +5,7 @@ compared with the description of the object that a resumed program passes.
 """
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import json
@@ -16,6 +17,8 @@ from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 import numpy as np
+
+from ray_fed.data import ClientData
 
 _logger = logging.getLogger(__name__)
 
@@ -88,6 +91,8 @@ def describe_value(
             return _limit([*map(describe, (value.func, value.args, value.keywords))])
         case types.FunctionType():
             return _describe_function(value, describe)
+        case ClientData():
+            return [describe(value.ids), value.describe()]
         case types.CodeType():
             parts = (value.co_code.hex(), value.co_consts, value.co_names)
             return [describe(part) for part in parts]
@@ -104,11 +109,29 @@ def _describe_array(array: Any) -> Any:
     return f"{array.dtype}{list(array.shape)} {digest(content)}"
 
 
+_SETTINGS = (bool, int, float, str, bytes, tuple, list, Mapping, np.ndarray, np.generic)
+"""Types of the values of a module that describe a function that uses them."""
+
+
 def _describe_function(function: Any, describe: Callable[[Any], Any]) -> Any:
     inside = [each.cell_contents for each in function.__closure__ or ()]
-    parts = (function.__code__, inside, function.__defaults__, function.__kwdefaults__)
+    used = find_globals(function).items()
+    settings = {k: v for k, v in used if isinstance(v, _SETTINGS)}
+    defaults = function.__defaults__, function.__kwdefaults__
+    parts = (function.__code__, inside, settings, *defaults)
     described = [describe(part) for part in parts]
     return f"{function.__qualname__} {digest(repr(described).encode())}"
+
+
+def find_globals(function: Any) -> dict[str, Any]:
+    """Return the values of its module that a function reads, by name."""
+    codes, names = [function.__code__], set[str]()
+    for code in codes:  # which grows: functions can be inside
+        steps = dis.get_instructions(code)
+        names |= {step.argval for step in steps if step.opname == "LOAD_GLOBAL"}
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    known = function.__globals__
+    return {name: known[name] for name in sorted(names & known.keys())}
 
 
 def _describe_object(

@@ -432,6 +432,11 @@ class RowMap:
     The function maps a row, in the containers of its type, to another row. All shapes
     must be known. The constructor raises UnsupportedError if the function draws random
     numbers.
+
+    Attributes:
+        function: The function.
+        result: Type of the function's result.
+        identity: A hash of the function's graph. None if Python code runs in it.
     """
 
     def __init__(self, function: Callable[[Any], Any], row: fl.Type) -> None:
@@ -452,7 +457,11 @@ class RowMap:
                         "Expected rows of known shapes before and after a mapped"
                         f" function, found `{type_spec}`."
                     )
-        self._traced: Any = None
+        try:
+            self.identity = identify_computation(traced)[:16]
+        except errors.UnsupportedError:
+            self.identity = None
+        self._traced: Any = self._trace()  # with the arrays that it uses now
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -461,19 +470,12 @@ class RowMap:
             function = function._clone(None)  # noqa: SLF001 (no public way)
         return self.__dict__ | {"function": function, "_traced": None}
 
-    def identify(self) -> str | None:
-        """Return a hash of the function's graph, or None if Python code runs in it."""
-        try:
-            return identify_computation(computation(self.function, self._row))[:16]
-        except errors.UnsupportedError:
-            return None
-
     def apply(self, rows: ColumnarSequence, label: str) -> ColumnarSequence:
         """Return the rows that the function makes. `label` names the rows in errors."""
         types = tensor_structures.flatten_type(self._row)
+        if self._traced is None:
+            self._traced = self._trace()
         with tf.device("/device:CPU:0"):
-            if self._traced is None:
-                self._traced = self._trace(types)
             tensors = [
                 tf.constant(column.rows, specs.to_tf_dtype(tensor))
                 for column, tensor in zip(rows.columns, types, strict=True)
@@ -484,14 +486,15 @@ class RowMap:
         columns = tuple(map(Column, trees.flatten(plain)))
         return ColumnarSequence(columns, rows.length)
 
-    def _trace(self, types: Sequence[fl.TensorType]) -> Any:
+    def _trace(self) -> Any:
         """Return one graph for any number of rows."""
         rows = [
             tf.TensorSpec([None, *(tensor.shape or ())], specs.to_tf_dtype(tensor))
-            for tensor in types
+            for tensor in tensor_structures.flatten_type(self._row)
         ]
         mapped = tf.function(self._map, autograph=False)
-        return mapped.get_concrete_function(rows, tf.TensorSpec([], tf.int32))
+        with tf.device("/device:CPU:0"):
+            return mapped.get_concrete_function(rows, tf.TensorSpec([], tf.int32))
 
     def _call(self, tensors: list[tf.Tensor]) -> Any:
         row = datasets.build(tensors, self._row)

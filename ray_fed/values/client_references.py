@@ -365,12 +365,12 @@ def _gather(value: object) -> ClientRun | None:
 def plain_id(client: Any) -> Any:
     """Return an id in types of Python.
 
-    NumPy's integers and strings are equal to Python's, but have other texts. The order
+    NumPy's numbers and strings are equal to Python's, but have other texts. The order
     of shuffled rows depends on this text, and must be the same for both.
     """
     if isinstance(client, tuple) and not hasattr(client, "_fields"):
         return tuple(map(plain_id, cast("tuple[Any, ...]", client)))
-    if isinstance(client, np.integer | np.str_ | np.bytes_ | np.bool_):
+    if isinstance(client, np.number | np.str_ | np.bytes_ | np.bool_):
         return client.item()
     return client
 

@@ -1,6 +1,9 @@
 """What a program writes to an array later changes neither clients nor calls."""
 
 import asyncio
+import operator
+import pathlib
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,9 +15,10 @@ import pytest
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.data import ClientData
-from ray_fed.learning import LearningProcess, run
+from ray_fed.learning import History, LearningProcess, RoundRecord, run
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.program import RayFederatedContext
 
@@ -90,6 +94,21 @@ def test_an_iterable_may_yield_one_buffer(local_contexts: Any) -> None:
     np.testing.assert_array_equal(found, [3 * 2415, 3 * 2485])
 
 
+def test_map_uses_arrays_as_they_were(local_contexts: Any) -> None:
+    factor = np.ones(3, np.float32)
+    rows = fl.SequenceType(fl.TensorType(np.float32, [3]))
+    data = ClientData.from_values([[np.ones(3, np.float32)]], rows)
+
+    mapped, same = (data.map(lambda row: row * factor) for _ in range(2))
+    factor[:] = 2
+
+    np.testing.assert_array_equal(mapped.read(0), np.ones((1, 3)))
+    assert mapped.describe() == same.describe()
+    other = data.map(lambda row: row * factor)
+    np.testing.assert_array_equal(other.read(0), np.full((1, 3), 2))
+    assert mapped.describe() != other.describe()
+
+
 @fl.federated_computation(fl.FederatedType(VECTOR, fl.CLIENTS))
 def add_up(clients: Any) -> Any:
     return fl.federated_sum(clients)
@@ -155,6 +174,17 @@ def test_clients_do_not_see_what_is_written_later(
     assert str([data.read(place) for place in range(len(data))]) == before
 
 
+def test_weights_are_read_only() -> None:
+    weights = np.ones(2)
+    data = ClientData.from_values([[], []], BATCHES, weights=weights)
+
+    weights[:] = 2
+    with pytest.raises(ValueError, match="read-only"):
+        data.weights[:] = 0  # pyright: ignore[reportOptionalSubscript]
+
+    np.testing.assert_array_equal(data[:].weights, [1, 1])
+
+
 def test_read_only_arrays_are_not_copied() -> None:
     array = np.frombuffer(np.arange(16, dtype=np.float32).tobytes(), np.float32)
 
@@ -204,6 +234,45 @@ def test_each_round_has_its_own_values() -> None:
     evaluation: Any = history[0].evaluation
     with pytest.raises(ValueError, match="read-only"):
         evaluation["scores"][:] = 5
+
+
+def test_callbacks_cannot_change_a_record(tmp_path: pathlib.Path) -> None:
+    refused: list[Exception] = []
+
+    class Writer:
+        def on_round(self, record: RoundRecord) -> None:
+            training: Any = record.training
+            evaluation: Any = record.evaluation
+            for change in (
+                lambda: training.update(loss=9.0),
+                lambda: training.pop("loss"),
+                lambda: operator.setitem(evaluation["inside"], "scores", 9),
+                lambda: operator.setitem(evaluation["inside"]["scores"], 0, 9),
+                lambda: operator.setitem(evaluation["table"], 0, 9),
+            ):
+                with pytest.raises((ValueError, TypeError)) as raised:
+                    change()
+                refused.append(raised.value)
+
+    result = run(
+        LearningProcess(lambda: {"w": 0}, lambda state, _: (state, {"loss": 1.0})),
+        OneBuffer(3, lambda batch: [batch]),
+        num_rounds=1,
+        evaluate=lambda _: {"inside": {"scores": [1, 2]}, "table": np.zeros(200)},
+        callbacks=[Writer()],
+        storage_path=tmp_path,
+    )
+
+    assert len(refused) == 5
+    for history in (result.history, History.load(tmp_path)):
+        record: Any = history[0]
+        assert pickle.loads(pickle.dumps(record)) == record
+        assert record.training == {"loss": 1.0}
+        assert record.evaluation["inside"] == {"scores": (1, 2)}
+        with pytest.raises(errors.UnsupportedError, match="make a copy"):
+            record.training["loss"] = 9.0
+        with pytest.raises(ValueError, match="read-only"):
+            record.evaluation["table"][0] = 9
 
 
 def test_values_that_clients_begin_with_stay() -> None:

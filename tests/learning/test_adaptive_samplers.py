@@ -12,6 +12,7 @@ import ray_fed.errors as errors
 from ray_fed import learning
 from ray_fed.data import ClientData
 from ray_fed.learning import History, LearningProcess, Model
+from ray_fed.learning.candidates import to_columns
 from ray_fed.program import (
     ClientDataSource,
     ClientMetrics,
@@ -104,6 +105,11 @@ def test_clients_without_examples_are_chosen_last() -> None:
     chosen = [sampler.choose(0, k, candidates) for k in (1, 2, 3, 4)]
 
     assert chosen == [[4], [4, 5], [4, 5, 7], [2, 4, 5, 7]]
+
+
+def test_a_metric_may_not_have_the_name_of_the_clients() -> None:
+    with pytest.raises(errors.ValueMismatchError, match="`client` of the sampler"):
+        to_columns([2, 5], [{"client": 7.0}, {"client": 8.0}])
 
 
 def test_oort_explores_a_share_that_falls() -> None:

@@ -255,6 +255,7 @@ def test_histories_are_drawn_over_simulated_hours(
     ("make", "message"),
     [
         (lambda: Devices(0.0), "`seconds_per_example` above 0"),
+        (lambda: Devices(pd.Series([1.0, 2.0], ["a", "a"])), "2 rows of 1 clients"),  # pyright: ignore[reportArgumentType]
         (lambda: Devices(1.0, download=0), "`download` above 0"),
         (lambda: Devices(1.0, drop_out=1.0), "from 0 to below 1"),
         (lambda: LogNormal(1.0, -1.0), "`sigma` of at least 0"),

@@ -116,6 +116,7 @@ def test_a_partition_is_drawn(tmp_path: pathlib.Path) -> None:
         (lambda: partition.shards(LABELS[:1], 1), "from 1 to 0"),
         (lambda: partition.natural(np.array(["a", None])), "of one kind"),
         (lambda: partition.natural(np.array([None])), "none missing"),
+        (lambda: partition.natural([7, "7"]), "of one kind"),  # pyright: ignore[reportArgumentType]
         (lambda: partition.natural(np.array([1.0, np.nan])), "none missing"),
         (lambda: partition.log_normal(5, 3, -1.0), "`sigma` above 0"),
         (lambda: partition.log_normal(5, 3, 1.0, seed=-1), "`seed`"),

@@ -140,6 +140,10 @@ def keyword(default: int) -> Plain:
     return Plain(by=eval(f"lambda k, *, n={default}: n"))
 
 
+def of_module(rate: Any) -> Plain:
+    return Plain(by=eval("lambda k: (lambda: k * RATES[0])()", {"RATES": rate}))
+
+
 def circle(size: int) -> Plain:
     sampler = Plain(size=size)
     sampler.inner = Plain(outer=sampler)  # pyright: ignore[reportAttributeAccessIssue]
@@ -168,6 +172,7 @@ def middle(value: float) -> Any:
         (Inherited(0.1), Inherited(0.3), "`share` of the `sampler`: '0.1' there"),
         (inside("2 * n"), inside("3 * n"), "`by` of the `sampler`"),
         (keyword(1), keyword(2), "`by` of the `sampler`"),
+        (of_module([1.0]), of_module([2.0]), "`by` of the `sampler`"),
         (Plain(w=series(1)), Plain(w=series(2)), "`w` of the `sampler`"),
         (circle(2), circle(3), "`size` of the `sampler`: 2 there, 3 here"),
     ],

@@ -2,6 +2,8 @@
 
 # pyright: reportUnknownLambdaType=false, reportPrivateUsage=false
 
+import argparse
+import copy
 import os
 import signal
 from collections.abc import Callable
@@ -181,7 +183,8 @@ def test_signal_ends_the_sweep_and_the_same_call_resumes_it(
     again = Runs(lambda record: rounds.append(record.round))
     resumed = call(again)
 
-    assert again.calls == [(0.1, 3), (0.2, 0), (0.2, 3)]
+    # A function with another callback is another one, but no round is run again.
+    assert again.calls == [(0.1, 0), (0.1, 3), (0.2, 0), (0.2, 3)]
     assert rounds[0] > 1  # it goes on
     assert losses_of(resumed) == losses_of(whole)
     assert [trial.reason for trial in resumed.trials] == ["finished"] * 4
@@ -200,6 +203,64 @@ def test_more_values_and_changed_functions_run_what_is_missing(tmp_path: Path) -
     assert runs.calls == [(0.2, 0), (0.1, 0)]
     assert losses_of(more)[0][:ROUNDS] == losses_of(first)[0]
     assert len(more.trials[0].history) == 6
+
+
+def test_text_is_another_value_than_its_number(tmp_path: Path) -> None:
+    runs = Runs()
+    for rate in ("0.1", 0.1):
+        learning.sweep(runs.build(), {"rate": [rate]}, storage_path=tmp_path)
+        (place,) = tmp_path.glob("rate*")
+        calls, runs.calls = runs.calls, []
+        assert calls == [(rate, 0)]
+    assert place.name == "rate=0.1,seed=0"
+
+
+RATE = {"rate": [0.1]}
+
+
+def build_with(setting: Any) -> Any:
+    def run_one(seed: int, storage_path: str | None) -> Any:
+        arguments: Any = {"num_rounds": 1, "storage_path": storage_path}
+        return learning.run(build_tally(), CLIENTS, seed=seed, **arguments), setting
+
+    def first(seed: int, storage_path: str | None) -> Any:
+        def inside() -> Any:
+            return RATE and run_one(seed, storage_path)[0]
+
+        return inside()
+
+    return first
+
+
+@pytest.mark.parametrize(
+    ("setting", "other"),
+    [
+        ({"rate": [0.1]}, {"rate": [0.2]}),
+        (np.ones(3), np.zeros(3)),
+        (argparse.Namespace(rate=1), argparse.Namespace(rate=2)),
+        (keras.optimizers.SGD(0.1), None),
+    ],
+)
+def test_changed_values_call_a_trial_again(
+    tmp_path: Path,
+    setting: Any,
+    other: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level("INFO", "ray_fed.learning.sweeps")
+
+    def count_calls(setting: Any) -> int:
+        caplog.clear()
+        learning.sweep(build_with(setting), {}, storage_path=tmp_path)
+        return len(caplog.records)
+
+    assert count_calls(setting) == 1
+    assert count_calls(copy.deepcopy(setting)) == int(other is None)
+    assert count_calls(other) == 1
+    assert count_calls(other) == 0
+    monkeypatch.setitem(RATE, "rate", [0.2])  # in a function inside
+    assert count_calls(other) == 1
 
 
 def test_failed_trials_are_told_and_run_again(tmp_path: Path) -> None:
