@@ -1,0 +1,21 @@
+"""The comparison of schedules by simulated hours, on made-up images."""
+
+import pathlib
+
+import pytest
+
+from benchmarks import simulated_hours
+
+
+@pytest.mark.slow
+def test_schedules_have_rows_and_curves(digits: pathlib.Path) -> None:
+    rows, histories = simulated_hours.compare(digits, "local", 2, target=0.3)
+    figure = simulated_hours.draw(histories, target=0.3)
+
+    assert [row["schedule"] for row in rows] == [*simulated_hours.SCHEDULES]
+    slow, faster, fastest = (float(row["hours to 30%"]) for row in rows)
+    assert 0 < fastest < faster < slow
+    assert all(0 < float(row["busy"]) <= 1 for row in rows)
+    (axes,) = figure.axes
+    _, labels = axes.get_legend_handles_labels()
+    assert labels == [*histories]
