@@ -357,17 +357,27 @@ def to_arrow(table: Any, columns: Iterable[str]) -> Any:
         if isinstance(table, pyarrow.Table):
             found = table.select(names)
         elif isinstance(table, Mapping):
-            found = _fix_lists(pyarrow.table({name: table[name] for name in names}))
+            found = pyarrow.table({name: table[name] for name in names})
+            found = _fix_lists(_check_bytes(found, table))
         else:
             named = table.rename(columns=str)[names]
             found = pyarrow.Table.from_pandas(named, preserve_index=False)
-            found = _fix_lists(found)
-    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            found = _fix_lists(_check_bytes(found, named))
+    except (pyarrow.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise errors.ValueMismatchError(
             f"Expected columns that arrow has types for, found one without ({error}):"
             " give every column values of one type."
         ) from error
     return decoded_table(found)
+
+
+def _check_bytes(found: Any, table: Any) -> Any:
+    """Return a table of arrow, or raise if arrow made bytes of text in a column."""
+    for field in found.schema:
+        is_bytes = pyarrow.types.is_binary(field.type)
+        if is_bytes and any(isinstance(value, str) for value in table[field.name]):
+            raise TypeError(f"text beside bytes in `{field.name}`")
+    return found
 
 
 def _fix_lists(table: Any) -> Any:

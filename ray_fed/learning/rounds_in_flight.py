@@ -190,16 +190,26 @@ class WorkThread:
         self._tasks.put(None)
 
 
+_reports: contextvars.ContextVar["RoundReports | None"] = contextvars.ContextVar(
+    "reports", default=None
+)
+"""The reports of the run that calls a round. The call inherits it."""
+
+
 class RoundReports:
-    """An event sink that stores the reports of some calls until they are taken."""
+    """An event sink that stores the reports of some calls until they are taken.
+
+    Events of other runs are left out: their calls may have the same numbers.
+    """
 
     def __init__(self) -> None:
         self._builder = ReportBuilder()
         self._found: dict[int, RoundReport | None] = {}
 
     def expect(self, number: int) -> None:
-        """Store the report of the call with this number when it comes."""
+        """Store the report of the next call, of this number, when it comes."""
         self._found[number] = None
+        _reports.set(self)
 
     def take(self, number: int) -> RoundReport | None:
         """Return the report of a call, or None, and remove it."""
@@ -207,6 +217,8 @@ class RoundReports:
 
     def on_event(self, event: events.Event) -> None:
         """Add an event to the report of its round."""
+        if _reports.get() is not self:
+            return
         self._builder.on_event(event)
         if isinstance(event, events.RoundFinished):
             last = self._builder.last

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ray_fed.errors as errors
+from ray_fed.learning import ClientStates
 from ray_fed.program import ClientData
 from ray_fed.tensorflow import external_data
 from tests.data import tables
@@ -217,6 +218,33 @@ def test_ids_of_sqlite_are_compared_as_text(
     assert list(data.ids) == ids
     for client, rows in tables.read(data).items():
         np.testing.assert_array_equal(rows[0][0], [0, len(client)])
+
+
+@pytest.mark.parametrize("build", [dict, pd.DataFrame])
+@pytest.mark.parametrize("ids", [["7", b"7"], [7, "7"], [2**70, 1]])
+def test_ids_of_several_types_are_refused(build: Any, ids: list[Any]) -> None:
+    table = build({"who": ids, "x": [0.5, 1.5]})
+
+    with pytest.raises(errors.ValueMismatchError, match="values of one type"):
+        ClientData.from_table(table, **NAMES)
+
+
+def test_ids_are_compared_as_python_does() -> None:
+    def load(_: Any) -> Any:
+        return np.float32(1)
+
+    def build(*ids: Any) -> ClientData:
+        return ClientData.from_function(ids, load, np.float32)
+
+    assert len(build("7", b"7", 7)) == 3
+    for same in ((1, 1.0), (1, True), ("a", np.str_("a")), (0.5, np.float64(0.5))):
+        with pytest.raises(errors.ConfigError, match="2 times"):
+            build(*same)
+    assert repr(build(np.float64(0.5), np.int8(2)).ids) == "(0.5, 2)"
+    states = ClientStates({"n": np.zeros(1)})
+    for client in (True, 1.0):
+        with pytest.raises(errors.ConfigError, match="Expected ids of clients"):
+            states.put([client], [{"n": np.ones(1)}])  # pyright: ignore[reportArgumentType]
 
 
 def zstd(content: bytes) -> bytes:

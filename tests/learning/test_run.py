@@ -733,3 +733,38 @@ def test_history_is_loaded_from_a_path_alone(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run" / "history_0.log"
     path.write_bytes(path.read_bytes()[:-1])
     assert len(History.load(tmp_path / "run")) == 2
+
+
+def test_runs_beside_one_another_have_their_own_records(
+    averaging: LearningProcess, make_batches: Any, local_contexts: Any
+) -> None:
+    context = local_contexts(workers=2, max_dropped_clients=1)
+    fl.framework.set_default_context(context)
+    is_going, is_done = threading.Event(), threading.Event()
+    failures: list[int] = []
+
+    def load(client: int) -> Any:
+        if client < 2:
+            return make_batches([2], client)
+        failures.append(client)
+        if len(failures) == 2:
+            is_going.set()
+            is_done.wait(60)
+        raise ValueError("no data")
+
+    def run_beside() -> None:
+        is_going.wait(60)
+        fl.framework.set_default_context(context)
+        try:
+            run(averaging, [make_batches([2], 7)], num_rounds=3)
+        finally:
+            is_done.set()
+
+    member: Any = averaging.next.type_signature.parameter[1].member
+    data = ClientData.from_function(range(3), load, member)
+    beside = threading.Thread(target=run_beside)
+    beside.start()
+    history = run(averaging, data, num_rounds=3).history
+    beside.join()
+
+    assert [record.dropped for record in history] == [(2,)] * 3
