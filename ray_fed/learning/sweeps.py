@@ -514,7 +514,7 @@ def _identify(run_one: Any) -> str | None:
     for function in waiting:  # which grows
         if function in seen:
             continue
-        used = find_globals(function) | inspect.getclosurevars(function).nonlocals
+        used = {**find_globals(function), **inspect.getclosurevars(function).nonlocals}
         own = [v for v in used.values() if inspect.isfunction(v)]
         waiting += [v for v in own if v.__module__ == run_one.__module__]
         values = {

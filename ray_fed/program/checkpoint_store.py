@@ -61,7 +61,9 @@ class ReadOnlyDict(dict[str, Any]):
         )
 
     __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    clear = pop = popitem = _refuse
+    setdefault: Any = _refuse
+    update: Any = _refuse
 
     @override
     def __reduce__(self) -> Any:  # to be copied and pickled

@@ -40,7 +40,7 @@ class FrozenArray:
         """Add a contiguous array to the table of this process, without a copy."""
         content = array.reshape(-1).view(np.uint8)
         digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-        digest.update(content)
+        digest.update(content.data)
         return add(PREFIX + digest.hexdigest(), content)
 
 

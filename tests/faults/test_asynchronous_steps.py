@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 import ray_fed
 from tests.faults import buffered_script
 
-pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(590)]
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(1500)]
 
 DRIVERS = [
     ("local", 2, 0, 0, 30),
@@ -40,12 +40,13 @@ def address() -> Iterator[str]:
 def start(place: pathlib.Path, *arguments: object) -> "subprocess.Popen[str]":
     """Start a driver, which waits for a line after its imports."""
     command = [sys.executable, buffered_script.__file__, str(place)]
+    settings = {"RAY_FED_PROGRESS": "off", "RAY_FED_GRAPH_CACHE": f"{place}-graphs"}
     return subprocess.Popen(
         [*command, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"RAY_FED_PROGRESS": "off"},
+        env=os.environ | settings,
     )
 
 
