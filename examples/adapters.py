@@ -1,4 +1,4 @@
-"""LoRA adapters on a Transformer: clients train and send half a percent of its weights.
+"""LoRA adapters on a Transformer: clients train and send 2% of its weights.
 
 The text is the source of Python's standard library, byte by byte. Half of its modules
 train the base of ten million weights. Each of the others is a client. Clients train
