@@ -1,4 +1,4 @@
-"""LoRA adapters on a Transformer: clients train and send half a percent of its weights.
+"""LoRA adapters on a Transformer: clients train and send 2% of its weights.
 
 The text is the source of Python's standard library, byte by byte. Half of its modules
 train the base of ten million weights. Each of the others is a client. Clients train
@@ -28,6 +28,7 @@ from ray_fed import learning
 import federated_language as fl
 import keras
 import numpy as np
+from typing_extensions import override
 
 VOCABULARY, LENGTH, BLOCKS, RANK, SEED = 128, 64, 3, 8, 0
 BATCHES, BATCH_SIZE, COHORT_SIZE, LEARNING_RATE = 2, 8, 8, 0.003
@@ -63,10 +64,12 @@ def cut_batches(text: np.ndarray[Any, Any]) -> list[dict[str, np.ndarray[Any, An
 class Positions(keras.layers.Layer):
     """Adds a trained vector for each place of a piece."""
 
+    @override
     def build(self, input_shape: Any) -> None:
         """Create the vectors."""
         self.vectors = self.add_weight(shape=input_shape[1:], name="vectors")
 
+    @override
     def call(self, inputs: Any) -> Any:
         """Return the inputs plus the vectors."""
         return inputs + self.vectors

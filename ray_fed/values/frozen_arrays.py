@@ -10,7 +10,7 @@ import functools
 import hashlib
 import re
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class FrozenArray:
         """Add a contiguous array to the table of this process, without a copy."""
         content = array.reshape(-1).view(np.uint8)
         digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-        digest.update(content.data)
+        digest.update(memoryview(cast("Any", content)))
         return add(PREFIX + digest.hexdigest(), content)
 
 

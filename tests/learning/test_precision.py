@@ -99,6 +99,7 @@ def build_adapted_model(policy: str) -> keras.Model:
     return keras_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_adapters_with_accumulated_gradients_train_as_in_keras(policy: str) -> None:
     rng = np.random.default_rng(0)

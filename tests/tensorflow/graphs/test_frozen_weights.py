@@ -1,5 +1,7 @@
 """Graphs name large constants, and use the memory that the process has for them."""
 
+# pyright: reportUnknownLambdaType=false
+
 import gc
 from typing import Any
 
