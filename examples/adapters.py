@@ -10,7 +10,7 @@ Source:
     Wang, Weizhu Chen: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022,
     https://arxiv.org/abs/2106.09685.
 
-python examples/adapters.py              about two minutes on two CPUs
+python examples/adapters.py              a few minutes on two CPUs
 python examples/adapters.py --rounds 20
 """
 
