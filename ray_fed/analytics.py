@@ -88,8 +88,8 @@ def quantiles(
 
     `q` are probabilities between 0 and 1, as for `numpy.quantile`. The quantiles are
     exact, interpolated by NumPy's method "linear", and NaN if there are no numbers.
-    This is a radix search: in each of eight calls, clients count the next 8 bits of
-    their numbers, for each rank that is looked for.
+    This is a radix search in eight calls. In each call, clients count how many of their
+    numbers have each value of the next 8 bits, for each rank.
 
     Raises:
         ConfigError: A probability is not between 0 and 1.

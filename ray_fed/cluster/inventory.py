@@ -269,7 +269,10 @@ _Part: TypeAlias = tuple[Mapping[str, float], Mapping[str, float]]
 
 
 def _read_parts(each: Demand, group: PlacementGroup | None) -> dict[str, list[_Part]]:
-    """Return the parts of each node by its id: the node, or bundles of a group."""
+    """Return free and all resources by node id, as pairs.
+
+    A node has one pair, or one for each bundle of the group that is on it.
+    """
     free: dict[str, dict[str, float]]
     free = _state.state.available_resources_per_node()
     allowed = {n["NodeID"]: n["Resources"] for n in _allowed_nodes(each)}

@@ -88,7 +88,7 @@ class Size:
         least: Number of ready workers that a round of a pool of (min, max) waits for.
         most: Number of actors. Actors without room wait in Ray's queue.
         is_fixed: Whether the user or the cluster sets one number, not (min, max).
-        each: The request of a worker, in words.
+        each: The resources that one worker asks Ray for, in words, for errors.
         wait_timeout_s: Seconds that a caller waits for room.
     """
 

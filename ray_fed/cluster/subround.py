@@ -69,7 +69,8 @@ class Terms:
         timeout_s: Seconds after which a worker counts as hung, or None.
         wait_s: Seconds within which a worker must answer.
         fingerprint: Fingerprint of all workers, or None if they may differ.
-        each: The request of a worker, in words.
+        budgets: Number of failures that each class may have.
+        each: The resources that one worker asks Ray for, in words, for errors.
         submitted: Time when the subround was submitted, by `time.time`.
     """
 

@@ -269,7 +269,7 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def end_before(self, name: str, turn: int) -> None:
-        """End earlier turns of some work, also if one still runs.
+        """End earlier attempts (turns) at some work, also one that still runs.
 
         If the work does not stop within `_ABANDONED_S`, the process ends itself, and
         Ray starts another one.

@@ -73,8 +73,9 @@ def replace_free(
 ) -> Block:
     """Return a copy of a block with its free references replaced.
 
-    `replace` takes a free reference, or the longest selection from one. It returns the
-    replacement, or None to leave it. `bound` has the names bound around the block.
+    `replace` is called with each free reference. If elements are selected from it, as
+    in `x[0][1]`, it is called with the whole selection. It returns the replacement, or
+    None to leave it. `bound` has the names bound around the block.
     """
     root = root_name(block)
     if root is not None:

@@ -282,8 +282,8 @@ class TableFiles:
     def open(self, number: int) -> Any:
         """Return an opened file; see `batches`.
 
-        Times of changes are compared only on the machine that looked: other machines
-        may have copies.
+        The time of the last change is checked only on the machine that listed the file.
+        Another machine may have a copy with another time.
         """
         file, (filesystem, _) = self.files[number], _locate(self._uri)
         with self._reading(file.path):

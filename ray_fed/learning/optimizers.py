@@ -225,10 +225,10 @@ class StampedOptimizer:
 
 
 def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
-    """Return the function of a server whose optimizer takes a `Delta`, and its state.
+    """Return the server's step by a `Delta`, and the optimizer's initial variables.
 
-    The delta is minus the gradient. The state is the optimizer's variables, in their
-    own order. Running statistics move by the delta.
+    The delta is minus the gradient. The variables are in Keras' order. Running
+    statistics move by the delta.
     """
     optimizer.refuse(
         "at the server",

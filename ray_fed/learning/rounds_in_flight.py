@@ -353,7 +353,7 @@ class ProcessCalls:
         flf.set_default_context(self._context)
 
     def evaluate(self, comp: Any, arguments: tuple[Any, ...], round_index: int) -> Any:
-        """Call a computation before a round, and return its plain result."""
+        """Evaluate the candidates of an adaptive sampler before its round."""
         del round_index
         return comp(*arguments)
 

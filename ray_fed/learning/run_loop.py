@@ -351,7 +351,7 @@ class RunSpec:
     def choose(
         self, round_index: int, candidates: Mapping[int, ClientMetrics]
     ) -> list[int]:
-        """Return the indices of the round's clients, of an adaptive sampler.
+        """Return the indices of clients that an adaptive sampler chooses for a round.
 
         Raises as `draw` does.
         """

@@ -445,11 +445,11 @@ class OortSampler:
 
         n f + sqrt(0.1 log(R) / L)
 
-    where n f is at most its 95th percentile over clients. Of the clients with at least
-    95 % of the smallest utility among the best ones, some are drawn in proportion to
-    their utilities. The share of clients that were not seen so far is `exploration` in
-    the first round, and falls by the factor `decay` in each round to
-    `least_exploration`.
+    where n f is at most its 95th percentile over clients. To draw m of the clients that
+    were seen, the sampler takes 95 % of the m-th largest utility as a cutoff. Of the
+    clients above it, m are drawn in proportion to their utilities. The share of clients
+    that were not seen so far is `exploration` in the first round, and falls by the
+    factor `decay` in each round to `least_exploration`.
 
     This is Algorithm 1 of Lai et al. with two differences. All clients are equally
     fast. And f is the mean loss of a client's examples, where the paper has the root of

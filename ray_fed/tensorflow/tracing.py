@@ -407,7 +407,7 @@ computation: Callable[..., Any] = fl.framework.ComputationWrapper(
 )
 """Make a Python function or `tf.function` over tensors a computation.
 
-Forms, the types being anything that `fl.to_type` or TensorFlow's own specs say:
+Ways to call it. A type is anything that `fl.to_type` accepts, or a TensorFlow spec.
 
     @computation(np.float32)             one parameter
     @computation(np.int32, np.int32)     several, by the function's own names

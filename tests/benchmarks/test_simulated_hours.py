@@ -13,8 +13,14 @@ def test_schedules_have_rows_and_curves(digits: pathlib.Path) -> None:
     figure = simulated_hours.draw(histories, target=0.3)
 
     assert [row["schedule"] for row in rows] == [*simulated_hours.SCHEDULES]
-    slow, faster, fastest = (float(row["hours to 30%"]) for row in rows)
-    assert 0 < fastest < faster < slow
+    assert [row["rounds"] for row in rows] == [
+        f"{history[-1].round}" for history in histories.values()
+    ]
+    slow, _, fast = (
+        history[-1].simulated_time / sum(len(record.clients) for record in history)
+        for history in histories.values()
+    )
+    assert 0 < fast < slow  # seconds of an update
     assert all(0 < float(row["busy"]) <= 1 for row in rows)
     (axes,) = figure.axes
     _, labels = axes.get_legend_handles_labels()

@@ -647,7 +647,7 @@ def mean(*, weighted: bool = True) -> Aggregator:
 
 @tracebacks.shorten
 def sum_of_updates(*, weighted: bool = False) -> Aggregator:
-    """Return the sum of updates, which have no running statistics.
+    """Return an aggregator that sums updates, which have no running statistics.
 
     Args:
         weighted: Whether each update is multiplied by its weight. Otherwise updates

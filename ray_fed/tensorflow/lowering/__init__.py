@@ -119,8 +119,9 @@ def _has_values(
 ) -> bool:
     """Return whether a computation has ops of kinds that may become values.
 
-    A computation that has no sequences and draws random numbers is not changed:
-    executors run it unchanged, and both ways must number its random ops alike.
+    The result is False for a computation without sequences that draws random numbers.
+    Kernels do not lower it either, because executors and kernels must number its random
+    ops alike.
     """
     nodes = graph_message.all_nodes(graph_message.graph_of(message))
     ops = {node.op for listed in nodes for node in listed}

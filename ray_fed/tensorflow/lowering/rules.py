@@ -60,8 +60,9 @@ def inlined(
 ) -> Function:
     """Return the function of an attribute, as a function in the current graph.
 
-    `captured` follows the arguments of a call. If `in_order`, the function runs after
-    the effects of its inputs. `shapes` are the static shapes of its results, if known.
+    `captured` is passed after the arguments of each call. If `in_order`, the function
+    runs after the effects of its inputs. `shapes` are the static shapes of its results,
+    if known.
     """
     name = site.node.attr[attribute].func.name
     if any(isinstance(value, Carried) for value in captured):
@@ -536,7 +537,7 @@ def _while(site: Site) -> list[Any]:
 
 
 def _shapes(site: Site, inputs: Sequence[Any]) -> list[tf.TensorShape]:
-    """Return the static shapes of all leaves, which hold at any time."""
+    """Return the shape that each loop variable keeps in every iteration."""
     declared = site.node.attr["output_shapes"].list.shape
     seen: set[int] = set()
     shapes: list[tf.TensorShape] = []

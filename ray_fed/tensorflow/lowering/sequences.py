@@ -11,7 +11,8 @@ methods take them. Without shuffles there are none.
 
     batch(k) of map(f) of a parameter:   element(i) = stack(f(rows[j]) for j in i*k...)
 
-The random ops belong to the graph, so they are keyed when the graph is loaded.
+The ops that draw are part of the lowered graph. They get their keys when the graph is
+loaded, as all random ops do (`graphs/randomness.py`).
 """
 
 import abc
