@@ -91,7 +91,7 @@ class RayValueReference(
             RetryBudgetError: Workers died more often than the budget of retries allows.
             ContextStateError: The context was closed.
         """
-        component = (await _wait_in_loop(self._component)).result()
+        component = _result_of(await _wait_in_loop(self._component))
         value = (await _wait_in_loop(self._context.fetch(component))).result()
         return _lock(plain_values.from_plain(value, self._type_signature))
 
@@ -105,8 +105,8 @@ class RayValueReference(
 
     def _read(self) -> Any:
         """Wait for the value and return it. Arrays are read-only."""
-        held = self._component.result()
-        value = self._context.fetch(held).result()
+        concurrent.futures.wait([self._component])
+        value = self._context.fetch(_result_of(self._component)).result()
         return _lock(plain_values.from_plain(value, self._type_signature))
 
     def numpy(self) -> Any:
@@ -266,6 +266,25 @@ async def _wait_in_loop(
     future.add_done_callback(wake)
     await ended.wait()
     return future
+
+
+def _result_of(future: concurrent.futures.Future[_T]) -> _T:
+    """Return the result of a future that is done, or raise a copy of its error.
+
+    An error that is raised again gets more frames, also while another thread shows it.
+    """
+    error = future.exception()
+    if error is None:
+        return future.result()
+    try:
+        raised = copy.copy(error)
+    except Exception:  # noqa: BLE001 (a class of the user whose constructor differs)
+        raised = error
+    if notes := getattr(error, "__notes__", None):
+        raised.__notes__ = list(notes)
+    raised.__cause__, raised.__context__ = error.__cause__, error.__context__
+    raised.__suppress_context__ = error.__suppress_context__
+    raise raised.with_traceback(error.__traceback__)
 
 
 class FailedArgument(Exception):  # noqa: N818 (the failure is the argument of it)

@@ -574,6 +574,23 @@ def test_calls_that_take_a_failed_value_leave_its_error_as_it_was_shown(
     assert traceback.format_exception(caught.value) == shown
 
 
+def test_failed_value_that_is_read_again_leaves_its_error_as_it_was_shown(
+    context: RayFederatedContext,
+) -> None:
+    failed = add_sum(0.0, [1.0, 2.0, 11.0, 3.0])
+    with pytest.raises(errors.ComputationError) as caught:
+        read(failed)
+    shown = traceback.format_exception(caught.value)
+
+    for _ in range(2):
+        with pytest.raises(errors.ComputationError) as again:
+            context.read([failed, failed]).result()
+        assert str(again.value) == str(caught.value)
+        assert again.value.location == caught.value.location
+
+    assert traceback.format_exception(caught.value) == shown
+
+
 def test_wrong_number_of_clients_is_told_by_the_result(
     context: RayFederatedContext,
 ) -> None:
