@@ -17,10 +17,10 @@ def test_schedules_have_rows_and_curves(digits: pathlib.Path) -> None:
         f"{history[-1].round}" for history in histories.values()
     ]
     slow, _, fast = (
-        history[-1].simulated_time / sum(len(record.clients) for record in history)
+        simulated_hours.read_hours(history[-1]) / sum(len(r.clients) for r in history)
         for history in histories.values()
     )
-    assert 0 < fast < slow  # seconds of an update
+    assert 0 < fast < slow  # hours of an update
     assert all(0 < float(row["busy"]) <= 1 for row in rows)
     (axes,) = figure.axes
     _, labels = axes.get_legend_handles_labels()
