@@ -175,7 +175,7 @@ def test_clients_do_not_see_what_is_written_later(
 
 
 def test_weights_are_read_only() -> None:
-    weights = np.ones(2)
+    weights: Any = np.ones(2)
     data = ClientData.from_values([[], []], BATCHES, weights=weights)
 
     weights[:] = 2
@@ -254,8 +254,11 @@ def test_callbacks_cannot_change_a_record(tmp_path: pathlib.Path) -> None:
                     change()
                 refused.append(raised.value)
 
+    def step(state: Any, _: Any) -> Any:
+        return state, {"loss": 1.0}
+
     result = run(
-        LearningProcess(lambda: {"w": 0}, lambda state, _: (state, {"loss": 1.0})),
+        LearningProcess(lambda: {"w": 0}, step),
         OneBuffer(3, lambda batch: [batch]),
         num_rounds=1,
         evaluate=lambda _: {"inside": {"scores": [1, 2]}, "table": np.zeros(200)},

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import federated_language as fl
 import pytest
@@ -29,7 +30,7 @@ and the step after which the driver is killed. The last driver ends by itself.""
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address() -> Iterator[Any]:
     """The address of a Ray that outlives its drivers."""
     head = {"num_cpus": 2, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
