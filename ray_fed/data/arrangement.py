@@ -180,10 +180,6 @@ class ArrangedSource(ClientSource):
         return made
 
     @override
-    def read(self, position: int) -> Plain:
-        return self.arrange(self.read_base(position), position)
-
-    @override
     def occasion(self) -> Hashable:
         if not self.arrangement.shuffles:
             return self.rows.occasion()

@@ -125,10 +125,6 @@ class MappedSource(ClientSource):
         return made
 
     @override
-    def read(self, position: int) -> Plain:
-        return self.arrange(self.read_base(position), position)
-
-    @override
     def arrange(self, value: Plain, position: int) -> Plain:
         label = f"the result of `map` for the client {self.ids[position]!r}"
         try:

@@ -12,7 +12,6 @@ Slicing a `ClientRun` reads nothing. The executor that embeds a `ClientMember` r
 value from the source.
 """
 
-import abc
 import collections
 import dataclasses
 import hashlib
@@ -42,7 +41,7 @@ from ray_fed.values.stored import ClientSequence
 _logger = logging.getLogger(__name__)
 
 
-class ClientSource(abc.ABC):
+class ClientSource:
     """The values of all clients of one kind, by position.
 
     Attributes:
@@ -61,13 +60,13 @@ class ClientSource(abc.ABC):
     num_bytes: int = 0
     base: "ClientSource | None" = None
 
-    @abc.abstractmethod
     def read(self, position: int) -> Plain:
-        """Return a client's plain value.
+        """Return a client's plain value, which is made from its value in the base.
 
         Raises ValueMismatchError if the value does not have the type of the source, and
         ComputationError if it could not be read.
         """
+        return self.arrange(self.read_base(position), position)
 
     def read_base(self, position: int) -> Plain:
         """Return a client's value in `base`; see `read`."""
