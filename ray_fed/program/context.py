@@ -105,7 +105,6 @@ class RayValueReference(
 
     def _read(self) -> Any:
         """Wait for the value and return it. Arrays are read-only."""
-        concurrent.futures.wait([self._component])
         value = self._context.fetch(_result_of(self._component)).result()
         return _lock(plain_values.from_plain(value, self._type_signature))
 
@@ -269,7 +268,7 @@ async def _wait_in_loop(
 
 
 def _result_of(future: concurrent.futures.Future[_T]) -> _T:
-    """Return the result of a future that is done, or raise a copy of its error.
+    """Wait for a future, and return its result or raise a copy of its error.
 
     An error that is raised again gets more frames, also while another thread shows it.
     """
