@@ -129,6 +129,16 @@ class Story:
             reached = holds(used, num_subrounds)
         self.told[name] = {"reached": reached, "bits": sorted(bits)}
 
+    def run_into(self, expected: type[Exception]) -> None:
+        """Run a round that is to fail; tell its error, and after how many seconds."""
+        begun = time.monotonic()
+        try:
+            self.run()
+            self.told["error"] = ""
+        except expected as error:
+            self.told["error"] = str(error)
+        self.told["error after"] = time.monotonic() - begun
+
     def await_requested(self, count: int, name: str) -> None:
         """Wait until so many workers wait for room; tell how many did in the end."""
         ends = time.monotonic() + PATIENCE_S
@@ -165,13 +175,7 @@ def come_and_go() -> None:
     drain(story.cluster.address, second)
     story.run_until(lambda used, n: (used, n) == ({first.node_id}, 1), "second drains")
     drain(story.cluster.address, first)
-    begun = time.monotonic()
-    try:
-        story.run()
-        story.told["error"] = ""
-    except ray_fed.errors.ClusterError as error:
-        story.told["error"] = str(error)
-    story.told["error after"] = time.monotonic() - begun
+    story.run_into(ray_fed.errors.ClusterError)
     fourth = story.add_node()
     story.await_requested(2, "fourth node")  # one has a process: no round waits for it
     story.run_until(lambda used, _: used == {fourth.node_id}, "fourth node")
@@ -196,13 +200,7 @@ def minimum() -> None:
     ends = time.monotonic() + PATIENCE_S
     while len(live_workers()) > 1 and time.monotonic() < ends:
         time.sleep(0.2)
-    begun = time.monotonic()
-    try:
-        story.run()
-        story.told["error"] = ""
-    except ray_fed.errors.ResourceError as error:
-        story.told["error"] = str(error)
-    story.told["error after"] = time.monotonic() - begun
+    story.run_into(ray_fed.errors.ResourceError)
     story.add_node()
     story.told["subrounds later"] = story.run()[2]
     story.end()

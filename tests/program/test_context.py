@@ -557,13 +557,17 @@ def test_failure_is_located_and_reaches_those_who_depend_on_it(
     assert read(fine) == 3.0
 
 
-def test_calls_that_take_a_failed_value_leave_its_error_as_it_was_shown(
-    context: RayFederatedContext,
-) -> None:
+def read_failed() -> tuple[Any, errors.ComputationError, list[str]]:
+    """Return the reference of a failed call, its error, and the error as shown."""
     failed = add_sum(0.0, [1.0, 2.0, 11.0, 3.0])
     with pytest.raises(errors.ComputationError) as caught:
         read(failed)
-    shown = traceback.format_exception(caught.value)
+    return failed, caught.value, traceback.format_exception(caught.value)
+
+
+@pytest.mark.usefixtures("context")
+def test_calls_that_take_a_failed_value_leave_its_error_as_it_was_shown() -> None:
+    failed, error, shown = read_failed()
 
     dependent = [add_slowly(failed), add_slowly(failed)]
     deadline = time.monotonic() + 60
@@ -571,24 +575,21 @@ def test_calls_that_take_a_failed_value_leave_its_error_as_it_was_shown(
         assert time.monotonic() < deadline, dependent
         threading.Event().wait(0.01)
 
-    assert traceback.format_exception(caught.value) == shown
+    assert traceback.format_exception(error) == shown
 
 
 def test_failed_value_that_is_read_again_leaves_its_error_as_it_was_shown(
     context: RayFederatedContext,
 ) -> None:
-    failed = add_sum(0.0, [1.0, 2.0, 11.0, 3.0])
-    with pytest.raises(errors.ComputationError) as caught:
-        read(failed)
-    shown = traceback.format_exception(caught.value)
+    failed, error, shown = read_failed()
 
     for _ in range(2):
         with pytest.raises(errors.ComputationError) as again:
             context.read([failed, failed]).result()
-        assert str(again.value) == str(caught.value)
-        assert again.value.location == caught.value.location
+        assert str(again.value) == str(error)
+        assert again.value.location == error.location
 
-    assert traceback.format_exception(caught.value) == shown
+    assert traceback.format_exception(error) == shown
 
 
 def test_wrong_number_of_clients_is_told_by_the_result(
