@@ -3,12 +3,12 @@
     python -m benchmarks.frozen --megabytes 400
     python -m benchmarks.frozen --megabytes 4096
 
-The base is a stack of dense layers of up to 256 MiB, of which the first has LoRA
-adapters. Keras adds adapters to their kernel in each step, so a step takes memory for
-copies of that one kernel. Each worker trains two clients a round. Prints one line of
-JSON. Memory is in MB, from `/proc`: `pss` counts a page that n processes share as one
-nth, `uss` counts what a process shares with none, and `peak_own` is the most anonymous
-memory while rounds ran.
+The base is a stack of dense layers of up to 256 MiB. The first layer has LoRA adapters.
+Keras adds adapters to their kernel in each step, so a step takes memory for copies of
+that one kernel. Each worker trains two clients a round. Prints one line of JSON. Memory
+is in MB, from `/proc`: `pss` counts a page that n processes share as one nth, `uss`
+counts what a process shares with none, and `peak_own` is the most anonymous memory
+while rounds ran.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Prints one line of JSON: rounds of ray_fed beside those of other programs.
+"""Times rounds of ray_fed and of other programs, and prints one line of JSON.
 
     python -m benchmarks.rounds --workload tiny --clients 1000 --workers 2
 

@@ -7,7 +7,7 @@ differ by a log-normal speed. Prints a table in Markdown. Progress goes to stand
 error.
 
 The column "busy" is the share of time in which the workers of this machine read
-clients' data, did their work, merged or evaluated. The time is that of all workers,
+clients' data, did their work, merged or evaluated. The time of all workers counts,
 from the beginning of the run's first call to the end of its last. This column and the
 seconds are measured. The others are the same on every machine.
 """

@@ -151,7 +151,7 @@ for _name in ("mlp", "cnn"):
 def build_keras(workload: Workload) -> Any:
     """Return the workload's Keras model, with the weights that every round starts with.
 
-    Its layers are those of `networks.LOGITS`.
+    It has the layers of `networks.LOGITS`.
     """
     import keras
 

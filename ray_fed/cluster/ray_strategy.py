@@ -437,8 +437,8 @@ def _encoded(value: Any) -> Any:
 class RemoteExecutor(flf.Executor):
     """Runs every method of an executor on the leaf stack of one worker.
 
-    It does not own the connection. `arrays` are those of `plans.Finish`, or None to
-    store the arrays of this process.
+    It does not own the connection. `arrays` are the arrays of `plans.Finish`, or
+    None to store the arrays of this process.
     """
 
     def __init__(

@@ -248,7 +248,7 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def hold(self) -> None:
-        """Block until the worker is told to leave, so that the pool notices its end."""
+        """Block until `leave` is called. The pool waits for the end of this call."""
         self._left.result()
 
     @ray.method(concurrency_group="control")

@@ -42,7 +42,7 @@ def build_ditto(
     """Build Ditto, whose clients train weights of their own beside the global model.
 
     Each client's own weights begin with the model's current weights, and use the
-    server's running statistics. Metrics, also those of evaluations, are of the global
+    server's running statistics. All metrics, also in evaluations, are of the global
     model. A client goes through its data twice, once for each model.
 
     For other arguments see `build_fed_avg`.

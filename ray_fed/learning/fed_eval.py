@@ -270,9 +270,9 @@ def evaluate_personal(
             training, result.state, result.client_states, held_out
         )
 
-    It takes processes whose clients keep weights of their own: those of `build_ditto`
-    and `build_fed_per`, and those of `build_process` with `personal`. A client that
-    took part in no round has the initial values of its own weights.
+    It takes processes whose clients keep weights of their own. `build_ditto`,
+    `build_fed_per`, and `build_process` with `personal` return such processes. A client
+    that took part in no round has the initial values of its own weights.
 
     Args:
         training: The process.

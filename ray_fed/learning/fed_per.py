@@ -3,7 +3,7 @@
     client k    (base_k, own_k) <- local training from (base, own_k); keeps own_k
     server      base <- sum_k n_k base_k / sum_k n_k
 
-In FedBN, a client's own layers are those of batch normalization.
+In FedBN, each client keeps the layers of batch normalization for itself.
 
 Sources:
     Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh, Sunav Choudhary:

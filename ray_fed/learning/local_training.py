@@ -145,7 +145,8 @@ class LocalTraining:
             updates_state: Whether steps change the optimizer's variables. False: each
                 step uses `optimizer_state` as it is.
             round_index: The round, i32[], for a learning rate by round.
-            epochs: The passes of this client, i32[], >= 1. None: those of the object.
+            epochs: The passes of this client, i32[], >= 1. None: `epochs` of the
+                object.
 
         Raises:
             ConfigError: `updates_state` is False without an `optimizer_state`.

@@ -69,8 +69,8 @@ class LearningProcess:
         client_bytes: Bytes that each client of a round would receive and send. None if
             shapes are not fixed, or if the process was not built by `build_process`.
         personal_weights: The computation (<weights, K> -> weights) of a client's own
-            weights from those of the server and the values that it keeps. None if
-            clients have no weights of their own. See `evaluate_personal`.
+            weights from the server's weights and the values that the client keeps. None
+            if clients have no weights of their own. See `evaluate_personal`.
         has_client_metrics: Whether `next` returns the metrics of each client.
         trace_client_metrics: Returns the `next` that does so. None if the process was
             not built by `build_process`.

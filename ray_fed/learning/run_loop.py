@@ -1005,9 +1005,9 @@ def run(
             A run that is saved at `storage_path` continues instead, with a warning if
             `state` or `client_states` are not values of that run.
         client_states: The first values of clients, if the process keeps some, such as
-            those of another result. A client gets the value of its id, or of its index
-            if `data` is a list. The run changes a copy with the same bound of memory.
-            None: no values yet.
+            the values of another result. A client gets the value of its id, or of its
+            index if `data` is a list. The run changes a copy with the same bound of
+            memory. None: no values yet.
         devices: The devices of clients. Their simulated clock decides which updates
             enter a round, and records have the simulated time. None: no clock.
         schedule: What the clock does: `Synchronous(...)` with a deadline or

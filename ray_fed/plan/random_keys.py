@@ -83,7 +83,7 @@ _current: contextvars.ContextVar[DrawKey | None] = contextvars.ContextVar(
 
 
 def current() -> DrawKey | None:
-    """Return the key of the running work, or None if there is none."""
+    """Return the random key of the work that runs here, or None outside of work."""
     return _current.get()
 
 

@@ -83,7 +83,7 @@ matter there."""
 
 
 def op_kinds(graph_def: GraphDef) -> Iterator[str]:
-    """Yield the kinds of ops in a graph and its functions, except those of datasets.
+    """Yield the kinds of ops in a graph and its functions, without ops of datasets.
 
     Two kinds get a suffix: selections by a computed index, because XLA does not check
     its range, and reductions over several axes.
