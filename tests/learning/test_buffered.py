@@ -314,17 +314,17 @@ def test_clients_begin_in_their_hours_and_by_the_sampler() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("workers", [1, 2, 3])
 def test_steps_on_ray_have_the_bits_of_threads(
-    local_contexts: Any, ray_contexts: Any, workers: int
+    local_contexts: Any, ray_contexts: Any
 ) -> None:
-    # Without `subrounds`, such short work would run on one worker.
-    on_ray = ray_contexts(workers=workers, subrounds=workers)
+    # Without `subrounds`, such short work would run on one worker. Tests of faults
+    # compare rounds of two workers.
+    on_ray = [ray_contexts(workers=count, subrounds=count) for count in (1, 3)]
     found: list[str] = []
-    for context in (local_contexts(workers=2), on_ray):
+    for context in (local_contexts(workers=2), *on_ray):
         fl.framework.set_default_context(context)
         found.append(digest(buffered_script.train(None)))
-    assert found[0] == found[1]
+    assert len(set(found)) == 1
 
 
 def test_aggregators_and_guards_take_late_updates(
