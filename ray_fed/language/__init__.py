@@ -1,7 +1,8 @@
-"""Building blocks of computations and their types: parsed, written and checked.
+"""Reads, writes and checks computations of federated_language and their types.
 
-Importing this package gives failing calls of federated_language the errors of ray_fed,
-which say what to do, and short tracebacks.
+A building block is a node of a computation's syntax tree, such as a call or a lambda.
+Importing this package patches federated_language: if a user's call of a computation
+fails, the error says what to do, and the traceback is short.
 """
 
 import inspect
