@@ -1,4 +1,8 @@
-"""Reads an `up_to_merge` as `split` writes it: locals, and aggregations of them."""
+"""Takes apart an `up_to_merge`, the part of a computation that clients run.
+
+`ray_fed.compiler.split` writes this function: local names for values, and aggregations
+of some of them. `ray_fed.compiler.fuse` makes a kernel of the parts.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -29,9 +33,10 @@ class Aggregates:
     """The parts of an `up_to_merge`.
 
     Attributes:
+        parameter: The parameter of the function, or None if there is none.
         locals: All locals by name, in order, including aggregations.
         aggregates: Aggregations by the name of their local, in the order of the result.
-        kept: Values at clients that the result has after the aggregations.
+        kept: Values at clients that follow the aggregations in the result.
     """
 
     parameter: flf.Reference | None
@@ -41,7 +46,10 @@ class Aggregates:
 
 
 def read_aggregates(block: Block) -> Aggregates:
-    """Return the parts of an `up_to_merge`. Raises Fallback unless `split` wrote it."""
+    """Return the parts of an `up_to_merge`.
+
+    Raises Fallback if a user wrote the function in another form than `split` does.
+    """
     match block:
         case flf.Lambda(result=flf.Block() as body):
             parameter = None
@@ -64,7 +72,11 @@ def read_aggregates(block: Block) -> Aggregates:
 def _without_aliases(
     locals_: Sequence[tuple[str, Block]], parameter: flf.Reference | None
 ) -> dict[str, Block]:
-    """Return locals, with aliases of a part of the argument replaced by that part."""
+    """Return the locals that compute something.
+
+    A local that only names a part of the argument is left out. The part replaces the
+    name in all other locals.
+    """
     kept: dict[str, Block] = {}
     aliases: dict[str, Block] = {}
     for name, local in locals_:
@@ -115,7 +127,10 @@ def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggrega
 
 
 def intrinsic_call(block: Block) -> tuple[str, Block]:
-    """Return the uri and the argument of a call of an intrinsic, or raise Fallback."""
+    """Return the URI and the argument of a call of an intrinsic.
+
+    Raises Fallback if `block` is anything else.
+    """
     match block:
         case flf.Call(
             function=flf.Intrinsic(uri=uri),

@@ -1,8 +1,8 @@
-"""Reads a call: functions in the argument become part of the computation.
+"""Moves the functions in an argument into the computation that is called.
 
     comp: (<f=(a -> b), x=c> -> d),  <f=g, x=1>   ->   (x -> comp(<f=g, x=x>)),  <x=1>
 
-The remaining argument has only values, which can be checked, stored and sent.
+The rest of the argument has only values, which can be checked, stored and sent.
 """
 
 import dataclasses
@@ -25,10 +25,13 @@ Block = flf.ComputationBuildingBlock
 
 @dataclasses.dataclass(frozen=True)
 class _Bound:
-    """A part of an argument without its functions.
+    """A part of an argument, divided into functions and the remaining value.
 
-    `type_spec` is None if nothing remains. `build` makes the block of the whole part,
-    with its functions, from a block of the remaining value.
+    Attributes:
+        type_spec: Type of the remaining value, or None if nothing remains.
+        value: The remaining value.
+        build: Function from a block of the remaining value to the block of the whole
+            part, with its functions.
     """
 
     type_spec: fl.Type | None
@@ -39,10 +42,17 @@ class _Bound:
 def read_invocation(
     comp: Any, arg: Any, limits: read_limits.Limits, lists: ListCache | None = None
 ) -> tuple[Any, Plain]:
-    """Return a computation without function parameters, and its plain argument.
+    """Return a computation without functions in its parameter, and its plain argument.
 
-    If the parameter's type has functions, `arg` has computations there. Raises
-    TypeError if `arg` does not have the parameter's type, or `comp` is no computation.
+    Args:
+        comp: A computation, or a `MergeableCompForm`.
+        arg: Its argument, with a computation where the parameter's type has a function.
+        limits: Limits on the time and the size of reading the argument.
+        lists: A cache of lists of clients that were already checked.
+
+    Raises:
+        TypeError: `arg` does not have the parameter's type, or `comp` is not a
+            computation.
     """
     type_checks.check_no_argument(function_type_of(comp), arg)
     with read_limits.limited(limits):
@@ -54,10 +64,11 @@ def read_invocation(
 
 
 def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:
-    """Move the functions of an argument into the computation.
+    """Return `comp` with the functions of `arg` inside, and the rest of `arg`.
 
-    An object that is no `ConcreteComputation` is returned unchanged. Raises
-    ValueMismatchError if a declared function has no computation of its type.
+    If `comp` is not a `ConcreteComputation`, both are returned unchanged. Raises
+    ValueMismatchError if `arg` has anything but a computation of the right type where
+    the parameter has a function.
     """
     if not isinstance(comp, flf.ConcreteComputation):
         return comp, arg

@@ -1,7 +1,7 @@
-"""Evaluates a computation symbolically to a list of named calls.
+"""Flattens a computation to a list of named calls, in an order in which they can run.
 
-Lambdas are applied, blocks and selections are resolved, and structs are taken apart.
-Only calls of intrinsics and of TensorFlow remain, in an order in which they can run:
+Lambdas are applied, local names and selections are resolved, and structs are taken
+apart. Only calls of intrinsics and of TensorFlow remain:
 
     (x -> (let y = f(x) in <y, g(y)>))      becomes      v0 = f(x); v1 = g(v0)
                                                          result <v0, v1>
@@ -29,8 +29,10 @@ Block = flf.ComputationBuildingBlock
 class CallGraph:
     """A computation as named calls.
 
-    `calls` are pairs of a name and a call. Each call refers to earlier names only.
-    `result` is a block of references, selections, structs, literals and functions.
+    Attributes:
+        parameter: The parameter of the computation, or None if there is none.
+        calls: Pairs of a name and a call. Each call refers to earlier names only.
+        result: A block of references, selections, structs, literals and functions.
     """
 
     parameter: flf.Reference | None
@@ -40,7 +42,7 @@ class CallGraph:
 
 @dataclasses.dataclass(frozen=True)
 class _BoundLambda:
-    """A lambda with the values of the names around it."""
+    """A lambda, and the evaluated values of the names that it can refer to."""
 
     block: flf.Lambda
     names: Mapping[str, Any]
@@ -48,14 +50,17 @@ class _BoundLambda:
 
 @dataclasses.dataclass(frozen=True)
 class _Elements:
-    """A struct whose elements may be closures."""
+    """A struct with evaluated elements, which can be `_BoundLambda`s."""
 
     elements: tuple[tuple[str | None, Any], ...]
     container: type[Any] | None
 
 
 def normalize(block: Block) -> CallGraph:
-    """Return the calls of a function, or raise CompileError for any other block."""
+    """Return a functional building block as named calls.
+
+    Raises CompileError if the type of `block` is not a function.
+    """
     type_spec = block.type_signature
     if not isinstance(type_spec, fl.FunctionType):
         raise errors.CompileError(f"Expected a function, found `{type_spec}`.")
@@ -77,7 +82,10 @@ class _Trace:
         self.calls: list[tuple[str, Block]] = []
 
     def evaluate(self, block: Block, names: Mapping[str, Any]) -> Any:
-        """Return a resolved building block, a closure, or elements."""
+        """Return the value of a block: a block, a `_BoundLambda` or `_Elements`.
+
+        `names` has the values of the names around the block.
+        """
         match block:
             case flf.Reference():
                 return _look_up(block.name, names)
@@ -110,7 +118,10 @@ class _Trace:
         return self.apply(function, self.evaluate(block.argument, names))
 
     def apply(self, function: Any, argument: Any) -> Any:
-        """Return the result of a call: its value for a lambda, else a new name."""
+        """Return the value of a call of a lambda, or add any other call by a new name.
+
+        The result is then a reference to the name.
+        """
         if isinstance(function, _BoundLambda):
             names = dict(function.names)
             if function.block.parameter_name is not None:
@@ -123,7 +134,7 @@ class _Trace:
         return flf.Reference(name, call.type_signature)
 
     def reify(self, value: Any) -> Block:
-        """Return an evaluated value as one building block."""
+        """Return a result of `evaluate` as one building block."""
         match value:
             case _Elements():
                 elements = [(name, self.reify(e)) for name, e in value.elements]
@@ -134,10 +145,11 @@ class _Trace:
                 return value
 
     def retype(self, value: Block, declared: fl.Type) -> Block:
-        """Return a value with the declared type, which its own type is assignable to.
+        """Return a value as a value of the declared type.
 
-        A value that went through a lambda can have the narrower type of the lambda's
-        argument: other names of elements, or all equal.
+        The types can differ after a lambda was applied, because the value keeps the
+        type of the lambda's argument, which can have other names of elements, or be all
+        equal. That type is assignable to the declared type.
         """
         own_type = value.type_signature
         if own_type == declared:
@@ -181,11 +193,8 @@ class _Trace:
 
 
 def _body(calls: list[tuple[str, Block]], result: Block) -> Block:
-    """Return the body of a lambda with some calls.
-
-    A single call of a TensorFlow computation keeps the form of federated_language, so
-    that executors without lambdas recognize the lambda as this computation.
-    """
+    # A single call of a TensorFlow computation is returned as it is, so that executors
+    # without lambdas recognize the lambda as this computation.
     match calls, result:
         case [(name, flf.Call(function=flf.CompiledComputation()) as call)], (
             flf.Reference(name=returned)

@@ -87,7 +87,6 @@ def data(uri: object, type_spec: Any) -> fl.framework.Data:
 
 
 def _check_data_type(type_spec: fl.Type) -> None:
-    """Raise unless a file may hold values of a type, at all clients or the server."""
     inside = type_spec
     if isinstance(type_spec, fl.FederatedType) and type_spec.all_equal:
         inside = type_spec.member
@@ -191,7 +190,6 @@ def _check_column(
     *,
     is_sequence: bool,
 ) -> None:
-    """Compare a column with a declared type as far as the file's schema allows."""
     if name not in columns:
         raise file.mismatch(f"a column `{name}`", f"the columns {list(columns)}")
     spec = columns[name]
@@ -377,7 +375,6 @@ def _checked(
     *,
     is_sequence: bool,
 ) -> Mapping[str, fl.TensorType]:
-    """Compare declared types with the first example, and name an unnamed feature."""
     try:
         example = tf.train.Example.FromString(record)
     except Exception as error:  # DecodeError, of whichever protobuf TensorFlow uses

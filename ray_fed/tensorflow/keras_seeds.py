@@ -120,7 +120,6 @@ def _replacements() -> Replacements:
 
 
 def _counting(original: Any) -> Any:
-    """Return a replacement for Keras' source of default seeds. It counts in graphs."""
 
     def randint(first: int, last: int) -> int:
         graph = current_graph()
@@ -172,7 +171,6 @@ def _is_of(graph: TracedGraph, state: Any) -> bool:
 
 
 def _count_of(generator: Any) -> tf.Variable:
-    """Return a variable of the current graph with an outer generator's first state."""
     graph = current_graph()
     assert graph is not None
     seed = generator._initial_seed  # noqa: SLF001 (no public way)

@@ -83,7 +83,6 @@ def normalize(value: Any, type_spec: fl.Type) -> Normal:
 
 
 def _read(value: Any, type_spec: fl.Type) -> Any:
-    """Return the value that a reference, or data in a file, stands for."""
     if isinstance(value, fl.framework.Data):
         value = plain_values.to_plain(value, type_spec)
     if isinstance(value, stored.External):

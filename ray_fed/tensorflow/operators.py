@@ -95,7 +95,6 @@ def _modular_zero(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
 
 
 def _to_modulus(modulus: Any, type_spec: fl.TensorType) -> Any:
-    """Return a modulus with the dtype of the values, if it fits."""
     value, largest = modulus.numpy(), np.iinfo(type_spec.dtype).max
     if value.size and not (value.min() > 0 and value.max() <= largest):
         raise errors.ComputationError(

@@ -110,7 +110,6 @@ would fix TensorFlow's threads."""
 
 
 def _converting(original: Method) -> Method:
-    """Return the conversion of an eager tensor to a tensor of the current graph."""
 
     def convert(tensor: Any, dtype: Any = None, name: str | None = None) -> Any:
         if not tf.executing_eagerly():
@@ -286,7 +285,6 @@ def trace(
 def _find_kept(
     key: str, numbers: Sequence[Number], parameter: fl.Type | None
 ) -> fl.framework.ConcreteComputation | None:
-    """Return a cached computation with these numbers, or None."""
     kept = kept_graphs.find(key)
     if kept is None:
         return None

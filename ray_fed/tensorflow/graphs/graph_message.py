@@ -260,7 +260,6 @@ def name_by_place(graph_def: GraphDef) -> None:
 
 
 def _calls_of(nodes: Iterable[NodeDef], functions: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the functions that nodes call, directly or indirectly, once each."""
     pending = [iter(nodes)]
     seen: set[str] = set()
     while pending:
@@ -693,7 +692,6 @@ def _compose(
 
 
 def _renamed(leaf: Any) -> Any:
-    """Return a leaf of the first message's parameter, with its name after joining."""
     renamed = type(leaf)()
     renamed.CopyFrom(leaf)
     if leaf.WhichOneof("binding") == "tensor":

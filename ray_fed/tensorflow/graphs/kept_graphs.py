@@ -94,7 +94,6 @@ def _folder() -> Path | None:
 
 @functools.cache
 def _versions() -> str:
-    """Return a hash of the code that makes graphs: versions, and ray_fed's source."""
     import keras
     import tensorflow as tf
 

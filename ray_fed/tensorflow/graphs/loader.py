@@ -228,7 +228,6 @@ def _replace_in(function: FunctionDef) -> None:
 
 
 def _of_classes(features: Any, labels: Any) -> tuple[Any, Any]:
-    """Return loss and backprop for labels that are indices of classes."""
     dtype = features.dtype
     nan = tf.constant(float("nan"), dtype)
     is_label = tf.one_hot(
@@ -245,7 +244,6 @@ def _of_classes(features: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def _of_probabilities(features: Any, labels: Any) -> tuple[Any, Any]:
-    """Return loss and backprop for labels that have a probability for each class."""
     loss = -tf.reduce_sum(labels * tf.nn.log_softmax(features), 1)
     return loss, tf.nn.softmax(features) - labels
 

@@ -719,7 +719,6 @@ class ShapedClients:
         number: int,
         lead: list[int],
     ) -> list[tf.Tensor]:
-        """Return the values of `number` clients, from the given starts in the rows."""
         values: list[tf.Tensor] = []
         for tensor, place, each in zip(rows, places, self._extents, strict=True):
             part = _slice(tensor, place, number * each.num_rows)
@@ -727,7 +726,6 @@ class ShapedClients:
         return values
 
     def _after(self, places: Sequence[tf.Tensor], number: int) -> list[tf.Tensor]:
-        """Return the starts of the rows after `number` clients."""
         return [
             place + number * each.num_rows
             for place, each in zip(places, self._extents, strict=True)

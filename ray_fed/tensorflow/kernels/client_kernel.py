@@ -330,7 +330,6 @@ class LeafLoop:
     def _step(
         self, index: tf.Tensor, carried: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
-        """Accumulate one client. The first result is the index of the next client."""
         size = len(self.specs)
         accumulators, arrays = carried[:size], carried[size:]
         self.work_importer.ends = []
@@ -484,7 +483,6 @@ class ShapedGraphs:
         return _ShapedGraph(None, reason)
 
     def _refuse_jit(self, shape: UniformShape) -> str | None:
-        """Return the reason why XLA does not compile leaves of a shape, or None."""
         if self._jit != "auto" or self._never_jit is not None:
             return self._never_jit
         specs = [*self._loop.specs, *self._loop.constant_specs]
@@ -753,7 +751,6 @@ class ClientKernel(NumberedGraph):
 def _make_indices(
     device: str | None, leaves: tuple[range, ...], nodes: tuple[merge_tree.Subtree, ...]
 ) -> tuple[tf.Tensor, ...]:
-    """Return the bounds of leaves, the pairs to merge, and the remaining partials."""
     roots = [start - nodes[0][0] for start, _ in nodes]
     merges = [
         (root + left, root + right)

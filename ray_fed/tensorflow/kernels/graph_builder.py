@@ -276,7 +276,6 @@ class GraphImporter:
         return results
 
     def _check_state(self, graph_def: GraphDef) -> list[str]:
-        """Return the ops with state or effects, and refuse ops that are not allowed."""
         stateful = inlining.stateful_ops(graph_def)
         if self._allowed == "checks":
             refused = [op for op in stateful if op != "Assert"]
@@ -338,7 +337,6 @@ class GraphImporter:
         path: tuple[str, ...],
         feeds: dict[str, Any],
     ) -> list[str]:
-        """Add ops that set the random states, and return the one to run first."""
         if not states.names or self._state_of is None:
             return []
         self._states.append(states)

@@ -144,7 +144,6 @@ class _Frame:
         return self
 
     def _enter(self, sources: Sequence[str]) -> list[str]:
-        """Return the names of the variables' tensors in an iteration."""
         # An iteration must begin after all inputs are computed, even those that it does
         # not read: TensorFlow removes control inputs that an input implies.
         waits = [f"^{graph_message.node_of(source)}" for source in self._loop.input]
@@ -169,7 +168,6 @@ class _Frame:
     def _test(
         self, condition: inlining.Body, variables: Sequence[str]
     ) -> dict[int, str]:
-        """Return the names of the Switch nodes of the variables that change."""
         pivot = variables[self._pivot]
         [goes_on], last = self._copy(condition, "cond", variables, pivot)
         sources = self._waiting([goes_on, *last], pivot)
@@ -236,7 +234,6 @@ class _Frame:
     def _waiting(
         self, sources: list[str], pivot: str, *, always: bool = False
     ) -> list[str]:
-        """Return a node's inputs, with a wait if all of them come from outside."""
         is_inside = any(s not in self._outer and not s.startswith("^") for s in sources)
         if is_inside and not always:
             return sources
@@ -485,7 +482,6 @@ def _as_function(
 
 
 def _arrays_of(function: FunctionDef) -> Iterator[tuple[str, tf.DType, Any]]:
-    """Yield name, dtype and shape of the frozen arrays that a function takes."""
     for index, argument in enumerate(function.signature.input_arg):
         if argument.name.startswith(frozen_arrays.PREFIX):
             (shape,) = function.arg_attr[index].attr["_output_shapes"].list.shape
@@ -547,7 +543,6 @@ def _load(written: GraphDef) -> GraphFunction:
 
 
 def _without_identity(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the first tensor of a chain of ops that only pass a value on."""
     passing = ("Identity", "PlaceholderWithDefault")
     while tensor.op.type in passing and not tensor.op.control_inputs:
         (tensor,) = tensor.op.inputs

@@ -109,7 +109,6 @@ def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, NodeDef]) -> bo
 
 
 def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
-    """Return the number of axes that an op reduces, or None if it is not constant."""
     axes = nodes.get(graph_message.node_of(node.input[1]))
     if axes is None or axes.op != "Const":
         return None

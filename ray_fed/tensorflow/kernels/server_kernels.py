@@ -197,7 +197,6 @@ def _make_pairs(pairs: tuple[tuple[int, int], ...]) -> tf.Tensor:
 def _reads(
     parts: Sequence[tuple[plans.Path, fl.Type]], read_indices: AbstractSet[int]
 ) -> Iterator[tuple[plans.Path, fl.Type, list[int]]]:
-    """Yield each part that a graph reads, and the indices of the tensors it reads."""
     first = 0
     for path, member in parts:
         size = len(leaf_types(member))
@@ -212,7 +211,6 @@ def _types_of(
     num_others: int,
     merge: MergeKernel | None,
 ) -> tuple[fl.Type, list[fl.Type]]:
-    """Return the types of a graph's result, and of its argument without partials."""
     if block is None:
         return type_checks.narrow(merge, MergeKernel, "a graph").partial, []
     type_spec = type_checks.function_type(block.type_signature)
@@ -241,7 +239,6 @@ def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
 def _parts(
     type_spec: fl.Type, path: plans.Path
 ) -> Iterator[tuple[plans.Path, fl.Type]]:
-    """Yield each part that can be an argument of a graph, without its placement."""
     if type_checks.is_placed_struct(type_spec):
         for index, (_, element) in enumerate(
             type_checks.struct_type(type_spec).items()

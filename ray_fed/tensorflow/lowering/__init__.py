@@ -150,7 +150,6 @@ def _itself(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Lowered:
 
 
 def _fill_token(graph_def: GraphDef, name: str) -> None:
-    """Turn the unused session token of a graph into a constant."""
     for node in graph_def.node:
         if node.name == graph_message.node_of(name):
             graph_message.make_constant(node, value=b"", dtype=tf.string)
@@ -213,7 +212,6 @@ def _run(
     *,
     copies_all: bool,
 ) -> Any:
-    """Run the original graph symbolically. Return its results and initializers."""
     functions = {f.signature.name: f for f in written.library.function}
     data_rules = {**rules.PIPELINES, **passes.ITERATORS}
     if opaque is None:
@@ -250,7 +248,6 @@ def _stamp(
     parameter: fl.Type | None,
     sizes: Sequence[Sizes | None] | None,
 ) -> "tuple[list[str], dict[str, Any]]":
-    """Add placeholders. Return their names, and the value of each bound tensor."""
     feeds: list[str] = []
     arguments: dict[str, Any] = {}
     if parameter is None:
@@ -278,7 +275,6 @@ def _stamp(
 def _stamp_sequence(
     element: fl.Type, label: str, sizes: Sizes | None
 ) -> "tuple[InMemorySequence, list[tf.Tensor]]":
-    """Return a sequence made of placeholders, and the placeholders."""
     components: list[tf.TensorSpec] = []
     columns: list[tuple[tf.Tensor, tf.Tensor | None]] = []
     fed: list[tf.Tensor] = []

@@ -485,7 +485,6 @@ def _gate(anchors: Sequence[Any]) -> tf.Tensor:
 
 
 def _as_one(anchors: Anchors) -> Anchors:
-    """Return the anchors, joined to at most one."""
     return [_gate(anchors)] if len(anchors) > 1 else anchors
 
 
@@ -582,7 +581,6 @@ class _Run:
         return self._values[name]
 
     def _flush(self) -> None:
-        """Copy the pending nodes into the current graph."""
         if not self._pending:
             return
         nodes, self._pending = self._pending, {}
@@ -604,7 +602,6 @@ class _Run:
                 self._values[f"{name}:{index}"] = output
 
     def _outside(self) -> dict[str, tf.Tensor]:
-        """Return a gate for the current control dependencies, if there are any."""
         gate = _gate(())  # it waits for the current control dependencies
         return {_AROUND: gate} if gate.op.control_inputs else {}
 

@@ -145,7 +145,6 @@ def _same_shape(compute: Callable[..., tf.Tensor]) -> Rule:
 
 
 def _scatter(compute: Callable[..., tf.Tensor]) -> Rule:
-    """Return the rule of an op that changes rows of a variable by their indices."""
 
     def scatter(
         site: Site, value: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor

@@ -160,7 +160,6 @@ def _read_card() -> str:
 
 
 def _read_instruction_set() -> str:
-    """Return the machine and the processor features that select kernels."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     lines = (line.partition(":") for line in text.splitlines())

@@ -101,7 +101,6 @@ def to_type(obj: object) -> fl.Type:
 
 
 def _check_type(type_spec: fl.Type) -> None:
-    """Raise ValueMismatchError unless tensors can have a type."""
     if isinstance(type_spec, fl.TensorType):
         _check_dtype(type_spec.dtype)
         _check_sizes(type_spec.shape or ())
