@@ -1,4 +1,7 @@
-"""Arithmetic of intrinsics on nested tensors, which the leaf executor runs itself."""
+"""Carries out the arithmetic of intrinsics on structures of tensors, with TensorFlow.
+
+`ray_fed.language.intrinsics` defines most of these intrinsics and says what they do.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -55,12 +58,15 @@ def _average(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
 
 
 def count_of(parts: list[Tensors]) -> Any:
-    """Return the number of values that were summed for a mean, i32."""
+    """Return the number of clients in the partial of a mean, i32[]."""
     return parts[-1][-1]
 
 
 def divide_sums(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
-    """Divide sums by their weight or count. Without values, the means are NaN."""
+    """Return the means of a partial: its sums, divided by the weight or the count.
+
+    `parts` is the argument of `intrinsics.AVERAGE`. Means without clients are NaN.
+    """
     tensors = [tensor for part in parts for tensor in part]
     sums = tensors[: len(flatten_type(type_spec.result))]
     weight = tensors[len(sums)]  # the count itself if there are no weights
@@ -112,7 +118,7 @@ def _add_modular(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
 
 
 def _add_modulo(x: Any, y: Any, modulus: Any) -> Any:
-    """Return (x + y) % modulus, for x in 0 to modulus - 1, without overflow."""
+    # This is (x + y) % modulus for x in 0 to modulus - 1, without overflow in x + y.
     y = tf.math.floormod(y, modulus)
     room = modulus - y
     return tf.where(x >= room, x - room, x + y)
@@ -173,4 +179,5 @@ OPERATORS: Mapping[str, Callable[[list[Tensors], fl.FunctionType], Tensors]] = {
     intrinsics.LARGEST.uri: _filled(_largest),
     intrinsics.LOWEST.uri: _filled(_lowest),
 }
-"""By uri: from the tensors of each element of the argument to those of the result."""
+"""The function of each intrinsic, by URI. It takes the tensors of each element of the
+argument, and the intrinsic's type. It returns the tensors of the result."""

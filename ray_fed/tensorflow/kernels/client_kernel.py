@@ -251,7 +251,6 @@ class LeafLoop:
         fold_states: tf.Tensor,
         *tensors: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Accumulate leaf after leaf, merge pairs, and return what partials remain."""
         self.work_importer.numbers = self.fold_importer.numbers = numbers
         size = len(self.specs)
         zeros, rest = tensors[:size], tensors[size:]
@@ -646,7 +645,6 @@ class ClientKernel(NumberedGraph):
         return LaidClients((states, fold_states), data)
 
     def _states(self, importer: GraphImporter, clients: range) -> tf.Tensor:
-        """Return the states of random ops, i64[clients, sites, 3]."""
         if not importer.sites:
             return self._no_states
         shape = len(clients), len(importer.sites), random_keys.STATE_SIZE

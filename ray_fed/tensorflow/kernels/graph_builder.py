@@ -449,7 +449,6 @@ class GraphBuilder:
                 return self._atom(block)
 
     def _part(self, part: Block, where: str | int, names: Names, path: Path) -> Any:
-        """Evaluate a part of a block. Its position there keys its random numbers."""
         name = blocks.operand_name(part, where)
         return self._evaluate(part, names, path if name is None else (*path, name))
 

@@ -242,7 +242,6 @@ class _Frame:
     def _add(
         self, op: str, label: str, sources: Sequence[str], index: int | None = None
     ) -> Any:
-        """Add a node. `index` is the loop variable that it passes on."""
         node = type(self._loop)(name=f"{self._loop.name}/{label}", op=op)
         node.device = self._loop.device
         node.input.extend(sources)
@@ -419,7 +418,6 @@ def _write(
     fetched: Sequence[tf.Tensor],
     signature: Sequence[tf.TensorSpec],
 ) -> GraphDef:
-    """Return a library of functions. The last one is the graph."""
     feeds, fetches = ([tensor.name for tensor in tensors] for tensors in (fed, fetched))
     graph_def = write_frames(graph.as_graph_def(), [*feeds, *fetches])
     function = _as_function(graph_def, feeds, signature, fetched)

@@ -256,7 +256,6 @@ def _is_taken(type_spec: fl.Type) -> bool:
 
 
 def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
-    """Return the argument of a function inside a graph, made of tensors."""
     if type_checks.is_placed_struct(type_spec):
         pairs = type_checks.struct_type(type_spec).items()
         elements = [(name, _fill(element, tensors)) for name, element in pairs]

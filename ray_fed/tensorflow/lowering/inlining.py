@@ -608,7 +608,6 @@ class _Run:
     def _detached(
         self, node: NodeDef, nodes: Mapping[str, NodeDef], mapped: dict[str, tf.Tensor]
     ) -> Any:
-        """Return a copy of a node. Inputs from other nodes are added to `mapped`."""
         copied = type(node)()
         copied.CopyFrom(node)
         copied.attr.pop("_class", None)  # colocation, which refers to old names

@@ -333,7 +333,6 @@ def _leaves(values: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _rebuilt(values: Sequence[Any], leaves: Sequence[tf.Tensor]) -> list[Any]:
-    """Return the values with other tensors, in the order of `_leaves`."""
     left = list(leaves)
     made: dict[int, TracedValue] = {}
     rebuilt: list[Any] = []
@@ -355,7 +354,6 @@ def _carried(values: Sequence[Any]) -> list[Carried]:
 
 
 def _take_all(carried: Sequence[Carried], leaves: Sequence[tf.Tensor]) -> None:
-    """Let values take the leaves that `_leaves_after` returned."""
     left = list(leaves)
     for value in carried:
         count = len(value.leaves())
@@ -537,7 +535,6 @@ def _while(site: Site) -> list[Any]:
 
 
 def _shapes(site: Site, inputs: Sequence[Any]) -> list[tf.TensorShape]:
-    """Return the shape that each loop variable keeps in every iteration."""
     declared = site.node.attr["output_shapes"].list.shape
     seen: set[int] = set()
     shapes: list[tf.TensorShape] = []

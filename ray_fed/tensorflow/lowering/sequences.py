@@ -656,7 +656,6 @@ class Batched(Derived):
         self._drop_remainder = drop_remainder
 
     def _known(self) -> tuple[int, int] | None:
-        """Return the number of full batches and of remaining elements, if known."""
         length, size = self._inner.num_elements(), static(self._size)
         drops = static(self._drop_remainder)
         if length is None or size is None or drops is None:
