@@ -570,7 +570,7 @@ def graph_of(message: TensorFlowMessage) -> Any:
 
 
 def _call_by_attribute(graph_def: Any) -> None:
-    # `tf.nn.ctc_loss` has ops of TensorFlow 1 whose kind is the function that they call.
+    # `tf.nn.ctc_loss` has ops of TensorFlow 1 whose kind is the function they call.
     # TensorFlow imports one only if its function was registered before, and all other
     # code looks for calls in attributes.
     signatures = {f.signature.name: f.signature for f in graph_def.library.function}
