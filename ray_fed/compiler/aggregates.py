@@ -1,8 +1,4 @@
-"""Takes apart an `up_to_merge`, the part of a computation that clients run.
-
-`ray_fed.compiler.split` writes this function: local names for values, and aggregations
-of some of them. `ray_fed.compiler.fuse` makes a kernel of the parts.
-"""
+"""Takes apart an `up_to_merge`, the function of client work that `split` writes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -46,10 +42,7 @@ class Aggregates:
 
 
 def read_aggregates(block: Block) -> Aggregates:
-    """Return the parts of an `up_to_merge`.
-
-    Raises Fallback if a user wrote the function in another form than `split` does.
-    """
+    """Return the parts of an `up_to_merge`, or raise Fallback for another form."""
     match block:
         case flf.Lambda(result=flf.Block() as body):
             parameter = None
@@ -72,11 +65,7 @@ def read_aggregates(block: Block) -> Aggregates:
 def _without_aliases(
     locals_: Sequence[tuple[str, Block]], parameter: flf.Reference | None
 ) -> dict[str, Block]:
-    """Return the locals that compute something.
-
-    A local that only names a part of the argument is left out. The part replaces the
-    name in all other locals.
-    """
+    # A local that only names a part of the argument is replaced by that part.
     kept: dict[str, Block] = {}
     aliases: dict[str, Block] = {}
     for name, local in locals_:
@@ -127,10 +116,7 @@ def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggrega
 
 
 def intrinsic_call(block: Block) -> tuple[str, Block]:
-    """Return the URI and the argument of a call of an intrinsic.
-
-    Raises Fallback if `block` is anything else.
-    """
+    """Return URI and argument of a call of an intrinsic. Raise Fallback for others."""
     match block:
         case flf.Call(
             function=flf.Intrinsic(uri=uri),

@@ -25,13 +25,10 @@ Block = flf.ComputationBuildingBlock
 
 @dataclasses.dataclass(frozen=True)
 class _Bound:
-    """A part of an argument, divided into functions and the remaining value.
+    """A part of an argument without its functions.
 
-    Attributes:
-        type_spec: Type of the remaining value, or None if nothing remains.
-        value: The remaining value.
-        build: Function from a block of the remaining value to the block of the whole
-            part, with its functions.
+    `type_spec` is None if nothing remains. `build` maps a block of the remaining value
+    to the block of the whole part, with its functions.
     """
 
     type_spec: fl.Type | None
@@ -44,15 +41,10 @@ def read_invocation(
 ) -> tuple[Any, Plain]:
     """Return a computation without functions in its parameter, and its plain argument.
 
-    Args:
-        comp: A computation, or a `MergeableCompForm`.
-        arg: Its argument, with a computation where the parameter's type has a function.
-        limits: Limits on the time and the size of reading the argument.
-        lists: A cache of lists of clients that were already checked.
-
-    Raises:
-        TypeError: `arg` does not have the parameter's type, or `comp` is not a
-            computation.
+    `comp` is a computation or a `MergeableCompForm`. `arg` has a computation where the
+    parameter's type has a function. `limits` apply while the argument is read, and
+    `lists` recognizes lists of clients that are passed again. Raises TypeError if `arg`
+    does not have the parameter's type, or `comp` is not a computation.
     """
     type_checks.check_no_argument(function_type_of(comp), arg)
     with read_limits.limited(limits):

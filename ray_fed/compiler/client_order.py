@@ -51,12 +51,9 @@ class ClientLocals:
 def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals:
     """Return which locals at clients are evaluated first, and which last.
 
-    No local is evaluated twice. Raises Fallback if the values of the first part have
-    too many bytes, or an unknown number of bytes.
-
-    Args:
-        roots: The values that clients must compute.
-        locals_: All locals by name. Each local refers to earlier locals only.
+    `roots` are the values that clients must compute. Each of `locals_` refers to
+    earlier locals only, and none is evaluated twice. Raises Fallback if the values of
+    the first part have too many bytes, or an unknown number of bytes.
     """
     at_clients = {
         name: block

@@ -1,7 +1,4 @@
-"""Builds and rewrites building blocks, and finds the names that they use.
-
-A building block is a node of a computation's syntax tree, such as a call or a lambda.
-"""
+"""Builds and rewrites building blocks, and finds the names that they use."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -16,11 +13,7 @@ _Replace: TypeAlias = Callable[[Block], Block | None]
 
 
 def select(source: Block, index: int) -> Block:
-    """Return the block of an element of a struct.
-
-    If `source` is a `Struct` block, this is the element in the block. Otherwise it is a
-    `Selection` from `source`.
-    """
+    """Return the element of a `Struct` block, or a `Selection` from any other block."""
     if isinstance(source, flf.Struct):
         return cast("Any", source)[index]
     return flf.Selection(source, index=index)
@@ -29,10 +22,7 @@ def select(source: Block, index: int) -> Block:
 def close_over(
     parameter: flf.Reference | None, locals_: Sequence[tuple[str, Block]], result: Block
 ) -> flf.Lambda:
-    """Return a function that evaluates locals in order, and then `result`.
-
-    If `parameter` is None, the function takes no argument.
-    """
+    """Return a function of a parameter, if any, with locals and a result."""
     body = flf.Block(locals_, result) if locals_ else result
     if parameter is None:
         return flf.Lambda(None, None, body)
@@ -83,12 +73,9 @@ def replace_free(
 ) -> Block:
     """Return a copy of a block with its free references replaced.
 
-    Args:
-        block: The block.
-        replace: Function from a free reference to the block that replaces it, or to
-            None to keep it. For a selection from a reference, such as `x[0][1]`, the
-            function gets the whole selection.
-        bound: Names that are bound around the block, so they are not free in it.
+    `replace` maps a free reference to the block that replaces it, or to None to keep
+    it. For a selection from a reference, such as `x[0][1]`, it gets the whole
+    selection. The names `bound` are bound around the block, so they are not free.
     """
     root = root_name(block)
     if root is not None:

@@ -172,9 +172,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class KeepingStage:
-    """A variant of a stage that uses values which clients keep between stages.
-
-    It can also be a variant of the work after the last merge.
+    """A variant of a stage, or of `after_merge`, that uses values which clients keep.
 
     Attributes:
         computation: Computation that takes the arguments of the stage. If `loads` is

@@ -49,10 +49,7 @@ _NAMES = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _HANDED, _SELECTED)
 
 
 def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
-    """Return the kernel of the `up_to_merge` of a stage.
-
-    The result is a `Fallback` with the reason if there can be no kernel.
-    """
+    """Return the kernel of the `up_to_merge` of a stage, or the reason for none."""
     block = Block.from_proto(up_to_merge.to_proto())
     if any(name.startswith(_NAMES) for name in blocks.bound_names(block)):
         return plans.Fallback(OTHER_FORM)
@@ -186,7 +183,6 @@ class _Fusion:
         return flf.Reference(name, chosen.elements)
 
     def _constant(self, block: Block) -> flf.Reference:
-        """Return the reference that replaces a server value in a client's work."""
         member = block.type_signature
         if isinstance(member, fl.FederatedType):
             member = member.member
@@ -233,7 +229,6 @@ class _Fusion:
         return close_over(parameter, [*bound, *calls], flf.Struct(results))
 
     def _server(self, results: list[Block]) -> Block:
-        """Return the server's work that runs before the clients' work."""
         # A local refers to earlier locals only. So in a walk from the last to the
         # first, all users of a local are known when the walk reaches it.
         needed: list[str] = []
@@ -318,10 +313,7 @@ class SelectArguments:
 
 
 def struct_reference(name: str, parts: Sequence[Sequence[Block]]) -> flf.Reference:
-    """Return a reference to a struct with one struct for each of `parts`.
-
-    The inner structs have elements of the types of the blocks in `parts`.
-    """
+    """Return a reference to a struct of structs with the types of `parts`."""
     types = [fl.StructType([b.type_signature for b in part]) for part in parts]
     return flf.Reference(name, fl.StructType(types))
 
@@ -329,12 +321,9 @@ def struct_reference(name: str, parts: Sequence[Sequence[Block]]) -> flf.Referen
 def bind(
     parameter: flf.Reference, position: int, references: Sequence[flf.Reference]
 ) -> list[tuple[str, Block]]:
-    """Return locals that give names to the elements of one struct in a parameter.
+    """Return locals that name the elements of the struct at `position` in a parameter.
 
-    Args:
-        parameter: A reference to a struct of structs.
-        position: Index of the inner struct.
-        references: The names of its elements, in order.
+    `references` has the names, in order.
     """
     return [
         (reference.name, select(select(parameter, position), index))

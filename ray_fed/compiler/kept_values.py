@@ -76,15 +76,10 @@ def divide(
 def find_early(
     roots: frozenset[str], calls: Mapping[str, Block], stage_of: Mapping[str, int]
 ) -> dict[str, int]:
-    """Find the clients' values for the result that a stage can compute and keep.
+    """Return the values of the result that stages can keep, with the first such stage.
 
-    Args:
-        roots: Names of the clients' values that the result needs.
-        calls: All calls by name.
-        stage_of: Index of the stage of each aggregation, by name.
-
-    Returns:
-        For each name of a value, the index of the first stage that can compute it.
+    `roots` are the names of the clients' values that the result needs. `calls` has all
+    calls by name. `stage_of` maps an aggregation's name to the index of its stage.
     """
     working, last = _working(calls), max(stage_of.values(), default=0)
     early: dict[str, int] = {}
@@ -137,7 +132,6 @@ def _has_computation(call: Block) -> bool:
 
 
 def _may_be_kept(type_spec: fl.Type) -> bool:
-    """Return whether values differ by client and have a known, positive size."""
     return type_checks.differs_by_client(type_spec) and bool(
         trees.count_bytes(type_checks.member_type(type_spec))
     )

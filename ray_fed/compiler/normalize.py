@@ -57,10 +57,7 @@ class _Elements:
 
 
 def normalize(block: Block) -> CallGraph:
-    """Return a functional building block as named calls.
-
-    Raises CompileError if the type of `block` is not a function.
-    """
+    """Return a function as named calls. Raise CompileError for any other block."""
     type_spec = block.type_signature
     if not isinstance(type_spec, fl.FunctionType):
         raise errors.CompileError(f"Expected a function, found `{type_spec}`.")
@@ -82,10 +79,7 @@ class _Trace:
         self.calls: list[tuple[str, Block]] = []
 
     def evaluate(self, block: Block, names: Mapping[str, Any]) -> Any:
-        """Return the value of a block: a block, a `_BoundLambda` or `_Elements`.
-
-        `names` has the values of the names around the block.
-        """
+        # The value is a resolved block, a `_BoundLambda` or `_Elements`.
         match block:
             case flf.Reference():
                 return _look_up(block.name, names)
@@ -118,10 +112,7 @@ class _Trace:
         return self.apply(function, self.evaluate(block.argument, names))
 
     def apply(self, function: Any, argument: Any) -> Any:
-        """Return the value of a call of a lambda, or add any other call by a new name.
-
-        The result is then a reference to the name.
-        """
+        # A lambda is evaluated here. Any other call is added by a new name.
         if isinstance(function, _BoundLambda):
             names = dict(function.names)
             if function.block.parameter_name is not None:
@@ -134,7 +125,6 @@ class _Trace:
         return flf.Reference(name, call.type_signature)
 
     def reify(self, value: Any) -> Block:
-        """Return a result of `evaluate` as one building block."""
         match value:
             case _Elements():
                 elements = [(name, self.reify(e)) for name, e in value.elements]
@@ -145,12 +135,8 @@ class _Trace:
                 return value
 
     def retype(self, value: Block, declared: fl.Type) -> Block:
-        """Return a value as a value of the declared type.
-
-        The types can differ after a lambda was applied, because the value keeps the
-        type of the lambda's argument, which can have other names of elements, or be all
-        equal. That type is assignable to the declared type.
-        """
+        # After a lambda is applied, a value has the type of the lambda's argument. It
+        # can have other names of elements, or be all equal.
         own_type = value.type_signature
         if own_type == declared:
             return value

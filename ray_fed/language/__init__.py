@@ -1,6 +1,5 @@
 """Reads, writes and checks computations of federated_language and their types.
 
-A building block is a node of a computation's syntax tree, such as a call or a lambda.
 Importing this package patches federated_language: if a user's call of a computation
 fails, the error says what to do, and the traceback is short.
 """

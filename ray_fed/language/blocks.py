@@ -85,10 +85,7 @@ def parse_block(serialized: bytes) -> fl.framework.ComputationBuildingBlock:
 
 
 def serialize(block: fl.framework.ComputationBuildingBlock) -> bytes:
-    """Return a building block as the bytes of a `pb.Computation`, always the same.
-
-    Raises CompileError if `block` nests too deeply.
-    """
+    """Return the bytes of a block, or raise CompileError if it nests too deeply."""
     with depth_in_words():
         return block.to_proto().SerializeToString(deterministic=True)
 
@@ -147,10 +144,9 @@ def parse_type(serialized: bytes) -> fl.Type:
 
 
 def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
-    """Return the building block that stands for the data in a file.
+    """Return the block that stands for the data in a file, of the type `type_spec`.
 
-    Its content is `uri`, as a `google.protobuf.StringValue`. The text after a `#` in
-    `uri` is the name of a column. `type_spec` is the type of the data.
+    Text after a `#` in `uri` is the name of a column.
     """
     content = any_pb2.Any()
     content.Pack(wrappers_pb2.StringValue(value=uri), deterministic=True)
@@ -158,10 +154,7 @@ def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
 
 
 def data_uri(block: fl.framework.Data) -> str:
-    """Return the URI of a block that `data_block` made.
-
-    Raises UnsupportedError if the content of the block is not a StringValue.
-    """
+    """Return the URI in a block of `data_block`, or raise UnsupportedError."""
     packed = wrappers_pb2.StringValue()
     if not block.content.Unpack(packed):
         raise errors.UnsupportedError(
@@ -245,12 +238,9 @@ def operand_name(
 ) -> str | None:
     """Return the name that an operand has in the key of its random numbers.
 
-    With these names, two calls in one struct draw different random numbers, as two
-    locals of a block do. An operand without calls cannot draw, and has the name None.
-
-    Args:
-        operand: An element of a struct, or a function or an argument of a call.
-        where: The index of the element, or a word for the operand.
+    An operand is an element of a struct, or an argument of a call. `where` is its index
+    or a word. Operands with different names draw different random numbers. The name of
+    an operand without calls is None, because it cannot draw.
     """
     while isinstance(operand, fl.framework.Selection):
         operand = operand.source

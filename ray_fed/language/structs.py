@@ -1,7 +1,4 @@
-"""Converts between Python containers and structs, the tuples of federated_language.
-
-The elements of a struct can have names.
-"""
+"""Converts Python containers to structs: federated_language's tuples, named or not."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,23 +18,18 @@ Struct = structure.Struct
 
 
 Plain = Any
-"""A plain value: NumPy arrays in tuples and lists. `ray_fed.values.plain_values` has
-the details."""
+"""A plain value: NumPy arrays in tuples and lists (`ray_fed.values.plain_values`)."""
 
 
 def iter_elements(value: Struct[_T]) -> Iterator[tuple[str | None, _T]]:
-    """Yield the name and the value of each element of a struct, in order.
-
-    The name is None for an element without a name.
-    """
+    """Yield the name, or None, and the value of each element of a struct, in order."""
     return iter(structure.to_elements(value))
 
 
 def to_struct(elements: object) -> Struct[Any]:
-    """Return a list, tuple, dict or other container as a struct.
+    """Return a container as a struct. Containers inside it stay as they are.
 
-    Containers inside it stay as they are. Raises ValueMismatchError for an object that
-    is not a container.
+    Raises ValueMismatchError for an object that is not a container.
     """
     if isinstance(elements, Struct):
         return cast("Struct[Any]", elements)
@@ -55,18 +47,11 @@ def struct_elements(
 ) -> list[tuple[fl.Type, str, Any]]:
     """Return the elements of a Python container, in the order of its struct type.
 
-    A mapping is matched with the type by name, and any other container by position.
-
-    Args:
-        value: A Struct, mapping, list, tuple, named tuple, attrs object or dataclass.
-        type_spec: The expected type.
-        label: Name of `value` in error messages.
-
-    Returns:
-        For each element: its type, its name for error messages, and its value.
-
-    Raises:
-        ValueMismatchError: The number or the names of elements differ from the type.
+    `value` is a Struct, mapping, list, tuple, attrs object or dataclass. A mapping is
+    matched with the type by name, and any other container by position. The result has
+    the type of each element, its name for error messages, in which `label` is the name
+    of `value`, and the element. Raises ValueMismatchError if the number or the names of
+    the elements differ from the type.
     """
     names = [name for name, _ in type_spec.items()]
     found_names, elements = _container_items(value, type_spec, label)
@@ -108,10 +93,7 @@ def _names_error(
 
 
 def _advise(names: Sequence[str | None], actual: Sequence[object]) -> str:
-    """Return advice on a likely mistake in a call of `next(state, data)`, or "".
-
-    For example, the caller passed the result of a run where its state is expected.
-    """
+    # For example, a user passes a result in place of its state to `next`.
     for part, whole in (("state", "result"), ("weights", "state")):
         if part in actual and part not in names:
             return f": pass its `{part}`, such as `{whole}.{part}`"

@@ -67,10 +67,7 @@ def named_leaves(type_spec: fl.Type, path: Path = ()) -> Iterator[tuple[Path, fl
 def leaves(
     value: Any, type_spec: fl.Type | None, is_leaf: IsLeaf = is_no_struct
 ) -> list[Any]:
-    """Return the leaves of a value in nested tuples or Structs, in the type's order.
-
-    A type of None has no leaves.
-    """
+    """Return the leaves of a value in nested tuples or Structs, in the type's order."""
     if type_spec is None:
         return []
     if is_leaf(type_spec):
@@ -115,10 +112,7 @@ def map_leaves(
 
 
 def map_types(function: Callable[[Any], fl.Type], type_spec: fl.Type) -> fl.Type:
-    """Return a type with each leaf replaced by `function(leaf)`.
-
-    Names of elements and Python containers stay as they are.
-    """
+    """Return a type in equal containers, with `function(leaf)` for each leaf."""
     if not isinstance(type_spec, fl.StructType):
         return function(type_spec)
     elements = [(name, map_types(function, e)) for name, e in type_spec.items()]
@@ -128,11 +122,7 @@ def map_types(function: Callable[[Any], fl.Type], type_spec: fl.Type) -> fl.Type
 
 
 def count_bytes(type_spec: fl.Type) -> int | None:
-    """Return the number of bytes of a value of a type.
-
-    The result is None if the type alone does not decide the number: it has strings,
-    sequences, functions, or shapes with unknown dimensions.
-    """
+    """Return the bytes of a value of a type, or None for strings or unknown sizes."""
     num_bytes = 0
     for leaf in leaf_types(type_spec):
         dtype, shape = getattr(leaf, "dtype", np.str_), getattr(leaf, "shape", None)

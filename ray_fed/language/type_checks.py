@@ -29,10 +29,7 @@ def is_at_server(type_spec: fl.Type) -> bool:
 
 
 def differs_by_client(type_spec: fl.Type) -> bool:
-    """Return whether a type is placed and each client has its own value.
-
-    In Python, a value of this type is a list with one element for each client.
-    """
+    """Return whether each client has its own value, so that the value is a list."""
     return isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal
 
 
@@ -61,10 +58,7 @@ def is_placed_struct(type_spec: fl.Type) -> bool:
 
 
 def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
-    """Raise ValueMismatchError unless `source` is assignable to `target`.
-
-    `label` names the value of type `source` in the error message.
-    """
+    """Raise ValueMismatchError if `label`, of type `source`, cannot be a `target`."""
     if not target.is_assignable_from(source):
         raise errors.ValueMismatchError(
             f"Expected {label} of type `{target}`, found `{source}`."
@@ -72,10 +66,9 @@ def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
 
 
 def narrow(value: object, cls: type[_T], label: str) -> _T:
-    """Return `value`, an executor's value, if it is an instance of `cls`.
+    """Return `value` if it is of the class of values of the executor named `label`.
 
-    `cls` is the class of values of the executor that `label` names. Raises
-    ValueMismatchError if another executor created the value.
+    Raises ValueMismatchError if another executor created the value.
     """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
@@ -86,10 +79,7 @@ def narrow(value: object, cls: type[_T], label: str) -> _T:
 
 
 def check_kind(value: object, cls: type[_T], name: str) -> _T:
-    """Return `value`, or raise ValueMismatchError if it is not an instance of `cls`.
-
-    `name` is the name of the argument, for the error message.
-    """
+    """Return the argument `name`, or raise ValueMismatchError if it is not a `cls`."""
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
             f"Expected `{name}` to be of the class `{cls.__name__}`, found"
@@ -181,10 +171,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def read_whole(name: str, value: object, least: int, most: int | None = None) -> int:
-    """Return the setting `name` that a user passed, as an int.
-
-    Raises ConfigError unless it is a whole number from `least` to `most`, if any.
-    """
+    """Return a setting from `least` to `most` as an int, or raise ConfigError."""
     if not is_whole(value) or value < least or (most is not None and value > most):
         within = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise errors.ConfigError(

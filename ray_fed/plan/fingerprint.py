@@ -93,14 +93,8 @@ def describe_difference(
 ) -> str | None:
     """Describe how a worker differs from the driver and from the other workers.
 
-    Args:
-        worker: The worker.
-        driver: The versions of the driver.
-        fingerprint: The fingerprint of the other workers, or None if there are none.
-
-    Returns:
-        A text that names each differing property with both values, or None if there
-        are no differences. Unknown versions are not compared.
+    The text names each differing property with both values. It is None if there are no
+    differences. `fingerprint` belongs to the other workers, or is None without others.
     """
     differences = [
         f"{name} is {theirs} where the driver has {ours}"

@@ -1,8 +1,4 @@
-"""Cuts a cohort into leaves, and orders the merges of their partials along a tree.
-
-A leaf is a few clients with neighboring indices, and a partial is the result of some
-leaves. `ray_fed.plan.plans` draws the tree.
-"""
+"""Cuts a cohort into leaves, and orders their merges. `plans` draws the merge tree."""
 
 import itertools
 from collections.abc import Mapping, Sequence

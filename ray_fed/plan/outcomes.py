@@ -1,7 +1,4 @@
-"""Describes how a plan ended: its values, and the attempts to run it.
-
-A plan is the work of a worker as data. See `ray_fed.plan.plans`.
-"""
+"""Describes how a worker's plan ended: its values, and the attempts to run it."""
 
 import dataclasses
 import os
@@ -63,10 +60,9 @@ class Attempt:
     def on(
         cls, worker: str, described: WorkerDescription | None, **about: Any
     ) -> "Attempt":
-        """Return an attempt on a worker.
+        """Return an attempt on a worker with other attributes `about`.
 
-        `described` is None if the worker is not ready yet. `about` has the other
-        attributes of the attempt.
+        `described` is None if the worker is not ready yet.
         """
         pid = 0 if described is None else described.pid
         node = "unknown" if described is None else described.address
@@ -121,10 +117,7 @@ class Outcome(Ran):
 
     @classmethod
     def here(cls, worker: str, values: Iterable[object], **about: Any) -> "Outcome":
-        """Return an outcome of work in this process.
-
-        `about` has the other attributes of the outcome.
-        """
+        """Return an outcome of work in this process, with other attributes `about`."""
         pid = os.getpid()
         place = {"worker_pid": pid, "coordinator_pid": pid, "node": platform.node()}
         return cls(worker=worker, values=tuple(values), **place, **about)

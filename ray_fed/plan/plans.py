@@ -39,8 +39,7 @@ def as_argument(values: Sequence[Any]) -> Any:
     """Return the argument of a stage of a computation, or of its `after_merge`.
 
     `values` has the argument of the user's call, if there is one, and then the merged
-    value of each earlier stage. The result is the tuple of these values, the only
-    value, or None if there are no values.
+    value of each earlier stage. The result is their tuple, the only value, or None.
     """
     if len(values) > 1:
         return tuple(values)
@@ -224,10 +223,7 @@ class Subround:
     arrays: tuple[tuple[str, Any], ...] = ()
 
     def of_leaves(self, run: range) -> "Subround":
-        """Return the plan of one worker for some leaves, by index among all leaves.
-
-        `run` is a range of whole chunks.
-        """
+        """Return one worker's plan for whole chunks: the leaves `run`, by index."""
         return dataclasses.replace(
             self,
             first_leaf=run.start,
@@ -251,15 +247,10 @@ def close_selection(
     state: flf.Reference,
     constants: Sequence[flf.Reference],
 ) -> flf.Lambda:
-    """Turn the function of a `federated_select` into `Selection.function`.
+    """Return the `Selection.function` of a `federated_select`.
 
-    Args:
-        function: Function from <state, key> to an element, which refers to constants.
-        state: The constant that is the state.
-        constants: All constants of the kernel.
-
-    Returns:
-        The equivalent function from <constants, key> to an element, closed.
+    `function` is <state, key> -> element, and may refer to constants. `state` is the
+    constant that is the state, and `constants` are all constants of the kernel.
     """
     of_constants = fl.StructType([constant.type_signature for constant in constants])
     parameter = flf.Reference(

@@ -67,10 +67,7 @@ class DrawKey:
     steps: tuple[Step, ...] = ()
 
     def in_cohort(self, client: int) -> int:
-        """Return the index in the whole cohort of a client.
-
-        `client` is the index among the clients that are not dropped.
-        """
+        """Return the cohort index of a client, by its index without dropped clients."""
         for dropped in self.dropped:
             client += dropped <= client
         return client
@@ -131,10 +128,7 @@ def using(key: DrawKey | None) -> Generator[None]:
 
 
 def at_client(position: int) -> contextlib.AbstractContextManager[None]:
-    """Key the `with` block as the work of a client.
-
-    `position` counts from the first client of the running work.
-    """
+    """Key the `with` block as work of a client, counted from `first_client`."""
     key = current()
     if key is not None:
         client = key.in_cohort(key.first_client + position)
@@ -163,10 +157,7 @@ def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
 
 
 def at_local(name: str) -> contextlib.AbstractContextManager[None]:
-    """Key the `with` block as the evaluation of a local, or of an operand.
-
-    `name` is the name of the local, or the result of `blocks.operand_name`.
-    """
+    """Key the `with` block as the value of a local or an operand, by its name."""
     key = current()
     if key is not None:
         key = dataclasses.replace(key, path=(*key.path, name))

@@ -133,14 +133,9 @@ def open_table(
 ) -> tuple[Table, dict[str, fl.TensorType]]:
     """Open a file, and return it as a table with the type of each column by name.
 
-    Args:
-        file: The file. TFRecords are not supported here.
-        element: Type of the value. For a sequence, it is the type of an element.
-        is_sequence: Whether each row is an element of a sequence.
-
-    Raises:
-        UnsupportedError: The format of the file is unknown.
-        ValueMismatchError: The columns of the file do not have the type.
+    `element` is the type of an element if `is_sequence`, and otherwise of the value.
+    Raises UnsupportedError for an unknown format, which TFRecord is here, and
+    ValueMismatchError if the columns do not have the type.
     """
     kind = _arrow_kind(file)
     if kind is None and file.suffix not in _NUMPY:
@@ -327,12 +322,7 @@ def _read_records(
     *,
     is_sequence: bool,
 ) -> Any:
-    """Return a dataset of the examples in a TFRecord file, or their stacked features.
-
-    If `is_sequence`, each example is an element of a dataset. Otherwise tensors have
-    one row for each example. In `leaves`, the name "" stands for the only feature. The
-    first record is checked now, so that a wrong type raises an error early.
-    """
+    # The first record is checked now, so that a wrong type raises an error early.
     first = next(_batches(file, 1), None)
     if first is None and "" in leaves:
         raise file.mismatch("an example, or the name of a feature after a `#`", "none")
@@ -355,10 +345,6 @@ def _read_records(
 
 
 def _batches(file: DataFile, count: int) -> Iterator[tf.Tensor]:
-    """Yield the data of `count` records at a time, as vectors of strings.
-
-    Raises ValueMismatchError for a damaged or incomplete record.
-    """
     # TensorFlow verifies both checksums of a record. It does not notice a file that
     # ends within the first bytes of a record, so bytes are counted here.
     num_bytes = 0
@@ -465,9 +451,7 @@ def _stacked(
 Keep: TypeAlias = Callable[
     [Hashable, frozenset[str], Callable[[], Any], Callable[[Any], float]], Any
 ]
-"""Returns the cached value of a key, or makes it and caches it: `ClientStore.keep`. The
-arguments are the key, a set of names, a function that makes the value, and a function
-that returns its size in bytes."""
+"""Returns the cached value of a key, or makes and caches it: `ClientStore.keep`."""
 
 FILE_BYTES = 32 * 2**20
 """Maximum bytes of the rows of a file that is in memory as a whole. The rows of a
@@ -480,10 +464,7 @@ SMALL_BYTES = 128 * 2**20
 def read_if_small(
     uri: str, type_spec: fl.SequenceType
 ) -> "ColumnarSequence | tf.data.Dataset[Any]":
-    """Open a file and return its rows in memory, or a dataset if they are too large.
-
-    The limit is `FILE_BYTES`. TFRecords are always returned as a dataset.
-    """
+    """Open a file and return its rows, or a dataset if it is large or a TFRecord."""
     file = DataFile.parse(uri)
     if file.suffix in SUFFIXES:
         return read(uri, type_spec)
@@ -544,9 +525,9 @@ class FileSequence(datasets.KnownSequence):
 def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
     """Return the types of the features of a `tf.train.Example`, by name.
 
-    `features` has anything that `to_type` converts to a tensor type. Dtypes are int64,
-    float32 and strings, and only the first size may be unknown. Raises
-    ValueMismatchError for other types.
+    `features` has anything that `to_type` converts. Raises ValueMismatchError for a
+    dtype besides int64, float32 and strings, and if another size than the first is
+    unknown.
     """
     types: dict[str, fl.TensorType] = {}
     for name, declared in features.items():

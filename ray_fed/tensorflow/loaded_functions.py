@@ -40,12 +40,8 @@ _COMPOSED = 16
 class ReturnedSequence(datasets.KnownSequence):
     """A sequence that a computation without state returned, not yet computed.
 
-    Args:
-        message: The computation, or several joined computations.
-        types: Types of the tensors and sequences of its argument, in order.
-        leaves: These tensors and sequences.
-        element: Type of an element.
-        run: Function that runs the computation and returns a dataset.
+    `message` is the computation. `types` and `leaves` are the types and values of the
+    tensors and sequences of its argument. `run` runs it and returns a dataset.
     """
 
     def __init__(
@@ -105,12 +101,8 @@ def load_function(
 ) -> Executable:
     """Return a TensorFlow computation as a function that executors can call.
 
-    Args:
-        message: The computation, a `pb.TensorFlow`.
-        type_spec: Type of the computation.
-        device: Name of the device, or None for TensorFlow's default.
-        lowers: Whether to run without tf.data if possible. False runs the original
-            graph.
+    It runs without tf.data if `lowers` and if possible. `device` is the name of a
+    device, or None for TensorFlow's default.
     """
     function_type = cast("fl.FunctionType", type_spec)
     source = loader.Source(
@@ -168,7 +160,6 @@ class _WrittenFunction:
         self._graph: loader.LoadedGraph | None = None
 
     def load(self) -> loader.LoadedGraph:
-        """Load the graph in the first call, and return it."""
         message = self.message
         with self._loading:
             if self._graph is None:
@@ -187,7 +178,6 @@ class _WrittenFunction:
             return self._graph
 
     def tell(self, reason: str) -> None:
-        """Set the reason why tf.data is needed. Each call notes it for the report."""
         origin, content = self.source.origin, self.source.content
         self._notes = [
             diagnostics.ComputationUnlowered(origin, content.hex()[:12], reason)
@@ -237,10 +227,6 @@ class _LoweredFunction:
     def _compose(
         self, leaves: Sequence[Normal]
     ) -> tuple[loader.LoadedGraph, Sequence[Normal]] | None:
-        """Return a graph that also computes the sequences in `leaves`, and its inputs.
-
-        The result is None if the computations cannot be joined.
-        """
         written = self._written
         try:
             composed = graph_message.compose_all(

@@ -1,7 +1,4 @@
-"""Carries out the arithmetic of intrinsics on structures of tensors, with TensorFlow.
-
-`ray_fed.language.intrinsics` defines most of these intrinsics and says what they do.
-"""
+"""Carries out the intrinsics of `ray_fed.language.intrinsics` with TensorFlow."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -63,10 +60,7 @@ def count_of(parts: list[Tensors]) -> Any:
 
 
 def divide_sums(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
-    """Return the means of a partial: its sums, divided by the weight or the count.
-
-    `parts` is the argument of `intrinsics.AVERAGE`. Means without clients are NaN.
-    """
+    """Return the means of a partial: sum / weight, or sum / count. 0 / 0 is NaN."""
     tensors = [tensor for part in parts for tensor in part]
     sums = tensors[: len(flatten_type(type_spec.result))]
     weight = tensors[len(sums)]  # the count itself if there are no weights

@@ -54,14 +54,8 @@ def find_key(
 ) -> tuple[str, list[Number]] | None:
     """Return a hash of the graph that a function traces, and the function's `Number`s.
 
-    Args:
-        function: The function.
-        parameter: Type of its argument, or None if it takes none.
-        *others: Other values that the graph depends on.
-
-    Returns:
-        The hash in hexadecimal digits, and the numbers in the order in which they are
-        found. None if the hash cannot cover a value in the function.
+    `parameter` is the type of its argument, and `others` are other values on which the
+    graph depends. The result is None if the hash cannot cover a value.
     """
     import keras
 
@@ -190,10 +184,9 @@ def describe_keras(value: Any) -> Any:
 
 
 def settings_of(value: Any, *, public: bool = False) -> dict[str, Any]:
-    """Return the attributes of a Keras object by name, to complete its config.
+    """Return the attributes of a Keras object by name, only public ones if `public`.
 
-    Configs are incomplete. For example, the config of `Huber` lacks `delta`. If
-    `public`, private attributes are left out.
+    They complete its config: for example, the config of `Huber` lacks `delta`.
     """
     named = {n: v for n, v in vars(value).items() if not (public and n.startswith("_"))}
     return {name: _without_keras(part) for name, part in named.items()}

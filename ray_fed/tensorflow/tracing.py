@@ -53,11 +53,6 @@ from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 
 
 def _comparing(operation: Method, *, when_none: bool) -> Callable[[Method], Method]:
-    """Return a function from the original method to a comparison by element.
-
-    The new method calls the original one if TensorFlow's own code compares. `when_none`
-    is the result of a comparison with None.
-    """
 
     def make(original: Method) -> Method:
         def compare(self: Any, other: Any) -> Any:
@@ -140,10 +135,6 @@ def _write(tensor: Any) -> Any:
 
 
 def _write_table(table: Any) -> Any:
-    """Return the handle of a copy of a table, in the current graph.
-
-    The graph initializes the copy together with its variables, before any op reads it.
-    """
     with context.eager_mode():
         try:
             exported: Any = table.export()

@@ -48,10 +48,7 @@ def on_calling_thread() -> Generator[None]:
 
 
 def call(function: Callable[..., _T], *args: Any) -> _T:
-    """Return `function(*args)`, which runs a graph.
-
-    Inside `on_calling_thread`, the graph's Python functions run on this thread.
-    """
+    """Return `function(*args)`, which runs a graph, as `on_calling_thread` says."""
     if not _wanted.get():
         return function(*args)
     desk = _Desk()
@@ -96,10 +93,7 @@ class _Desk:
         self._is_open = True
 
     def serve(self, work: Callable[[], _T]) -> _T:
-        """Run `work` on a new thread, and the functions that it passes to `order` here.
-
-        Return the result of `work`, or raise its error.
-        """
+        # The work runs on a new thread, and the functions that it orders run here.
         ended: Future[_T] = Future()
 
         def run() -> None:
@@ -122,7 +116,6 @@ class _Desk:
         return ended.result()
 
     def order(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function on the thread that is in `serve`, and return its result."""
         future: Future[Any] = Future()
         self._orders.put((future, functools.partial(function, *args)))
         while not wait([future], _CHECK_PERIOD_S).done:

@@ -119,10 +119,7 @@ def write_places(graph_def: GraphDef, graph: tf.Graph) -> None:
 
 
 def place_of(graph_def: GraphDef, text: str) -> str:
-    """Return a sentence about the user's line that an error is about, or "".
-
-    `text` is the message of an error of TensorFlow, which names a node of the graph.
-    """
+    """Return a sentence about the user's line that an error is about, or ""."""
     debug_info = graph_def.debug_info
     node = _NODE.search(text)
     named = [node[1]] if node else []
@@ -357,13 +354,9 @@ def reached(
 ) -> Iterator[str]:
     """Yield the names of the roots and of all nodes that they depend on, inputs first.
 
-    Args:
-        nodes: The nodes of a graph or function by name. In a loop of TensorFlow 1,
-            inputs cannot all come first.
-        roots: Names to start from.
-        stops: Kinds of ops whose inputs are not followed.
-
-    Names that are not in `nodes`, such as arguments of a function, are yielded, too.
+    In a loop of TensorFlow 1, inputs cannot all come first. Names that are not in
+    `nodes`, such as arguments of a function, are yielded, too. Inputs of ops of a kind
+    in `stops` are not followed.
     """
     entered: set[str] = set()
     pending = [(name, False) for name in reversed(list(roots))]
@@ -468,10 +461,7 @@ def bound_names(binding: Binding) -> list[str]:
 
 
 def to_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
-    """Return the tensors to feed for the leaves of a value.
-
-    A dataset is converted to its serialized graph if the binding takes that.
-    """
+    """Return the tensors to feed. Datasets are serialized if the binding takes that."""
     return [
         tensor if is_variant else tf.raw_ops.DatasetToGraphV2(input_dataset=tensor)
         for tensor, is_variant in zip(tensors, are_variants(binding), strict=True)
@@ -651,19 +641,11 @@ def compose_all(
 
     In the joined graph, the dataset between them need not exist.
 
-    Args:
-        message: The computation.
-        type_spec: Type of the computation.
-        leaves: The tensors and sequences of its argument, in order.
-        returned: Class of a sequence that a computation returned. It has attributes
-            `message`, `types` and `leaves`: that computation and its argument.
-
-    Returns:
-        The joined computation, its type and the leaves of its argument. They are the
-        arguments of this function if no leaf is of the class `returned`.
-
-    Raises:
-        Fallback: The joined computation would not be equivalent.
+    `leaves` are the tensors and sequences of the argument, in order. A sequence of the
+    class `returned` has the computation that returned it, and its argument. The result
+    is the joined computation, its type and the leaves of its argument, or everything
+    unchanged without a sequence of this class. Raises Fallback if the joined
+    computation would not be equivalent.
     """
     if not any(isinstance(leaf, returned) for leaf in leaves):
         return message, type_spec, leaves

@@ -103,16 +103,12 @@ class _Library:
         self._places: dict[str, int] = {}
 
     def place(self, name: str) -> str:
-        """Return "function" and the position of a function, or another op's name."""
         if name not in self._functions:
             return name
         return f"function {self._places.setdefault(name, len(self._places))}"
 
     def describe(self) -> list[Any]:
-        """Return descriptions of all functions whose position was asked for, in order.
-
-        They include the functions that these functions call.
-        """
+        # A description may give further functions a position.
         described: list[Any] = []
         while len(described) < len(self._places):
             name = list(self._places)[len(described)]

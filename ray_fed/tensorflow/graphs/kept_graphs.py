@@ -50,14 +50,9 @@ def find(key: str) -> tuple[Any, bytes] | None:
 
 
 def put(key: str, notes: Any, graph: bytes) -> None:
-    """Store a serialized graph, with notes about it.
+    """Store a serialized graph and notes, a JSON value, in memory and in the folder.
 
-    Without a writable folder, they are stored in memory only.
-
-    Args:
-        key: Hash of everything that the graph is made from, in hexadecimal digits.
-        notes: A JSON value.
-        graph: The serialized graph.
+    `key` is the hash of everything that the graph is made from, in hexadecimal digits.
     """
     folder = _folder()
     if folder is None:

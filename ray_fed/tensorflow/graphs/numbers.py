@@ -23,10 +23,7 @@ MARK = "_ray_fed_number"
 
 
 def read(message: Any) -> Iterator[tuple[int, float]]:
-    """Yield the index of the number and the value of each marked constant in a graph.
-
-    `message` is a `pb.TensorFlow`. Indices count numbers in the order of the nodes.
-    """
+    """Yield the number's index and the value of each marked constant of a graph."""
     order: dict[bytes, int] = {}
     for mark, value in _marked(message):
         yield order.setdefault(mark, len(order)), value

@@ -241,10 +241,7 @@ class SequenceLayout:
         return np.concatenate(all_sizes, axis=1)
 
     def shape_of(self, sizes: Sequence[int]) -> columnar_sequence.Sizes | None:
-        """Return the sizes of a client's sequence, or None if its elements differ.
-
-        `sizes` is a row of `self.sizes`.
-        """
+        """Return the sizes of a client from a row of `self.sizes`, or None for -1."""
         if -1 in sizes:
             return None
         length, *batches = sizes
@@ -296,11 +293,8 @@ class SequenceLayout:
 def _batch_sizes(
     splits: Array, starts: Array, num_rows: Array, lengths: Array
 ) -> Array:
-    """Return the size of each client's elements, or -1 if its elements differ.
-
-    `splits` has the splits of all clients, and each client's splits begin with 0.
-    """
-    # If all elements of a client have one size, its splits are multiples of this size.
+    # The size of a client whose elements differ is -1. Splits of elements of one size
+    # are its multiples, and each client's splits begin with 0.
     counts = lengths[:, 0]
     sizes = num_rows // np.maximum(counts, 1)
     owners = np.repeat(np.arange(len(counts)), counts + 1)
@@ -323,8 +317,7 @@ ClientShape: TypeAlias = tuple[ComponentShape, ...]
 class LaidPart:
     """One part of the data of some clients, in client order.
 
-    `tensors` are concatenated over clients. `places` is i64[clients, places], see the
-    module.
+    `tensors` are concatenated over clients. `places` is i64[clients, places].
     """
 
     tensors: Sequence[tf.Tensor]
@@ -533,10 +526,7 @@ class ClientWork:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The number of clients whose rows one step takes.
-
-    `is_whole` is true if no leaf has more than `size` clients.
-    """
+    """The number of clients of one step. It is whole if no leaf has more clients."""
 
     size: int
     is_whole: bool
@@ -620,12 +610,9 @@ class ShapedClients:
     ) -> list[tf.Tensor]:
         """Return the accumulators with the results of some clients added.
 
-        Args:
-            clients: The first client and one past the last, i64[]. There is at least
-                one client.
-            accumulators: The accumulators before these clients.
-            constants: Tensors of the constants, and then `GraphImporter.numbers`.
-            data: The result of `prepare`.
+        `clients` has the first client and one past the last, i64[], at least one
+        client. `constants` has tensors, and then `GraphImporter.numbers`. `data` is the
+        result of `prepare`.
         """
         first, stop = clients
 

@@ -113,14 +113,8 @@ def merge_all(
 ) -> list[Any]:
     """Merge partials in a graph. Each merge replaces the left partial.
 
-    Args:
-        merge: The merge of two partials.
-        pairs: Indices of the left and the right partial of each merge, in order,
-            i32[pairs, 2].
-        partials: A TensorArray over the partials for each tensor of a partial.
-
-    Returns:
-        The TensorArrays after all merges.
+    `pairs` has the indices of left and right partials, i32[pairs, 2], in order.
+    `partials` has a TensorArray for each tensor of a partial, as does the result.
     """
     sides = tf.unstack(pairs, axis=1)
 
@@ -192,10 +186,7 @@ class LeafFold:
 
 
 class LeafLoop:
-    """Builds the graphs of one kernel, which loop over leaves and their clients.
-
-    If `merge` is None, the graphs do not merge partials.
-    """
+    """Builds the graphs of one kernel. With a `merge` of None, they merge nothing."""
 
     def __init__(
         self, client: ClientWork, merge: MergeKernel | None, *, trusts_sums: bool
@@ -418,8 +409,7 @@ class ShapedGraphs:
     ) -> UniformShape | None:
         """Return the shape of a leaf's clients if there is a graph for it, or None.
 
-        `leaf` has the positions of the leaf's clients in `laid`. For `leaf_size` see
-        `refuse_shapes`.
+        `leaf` has the positions of the leaf's clients in `laid`.
         """
         kinds = laid.data.kinds[leaf.start : leaf.stop]
         is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()

@@ -44,9 +44,8 @@ class GraphSequence:
     Attributes:
         columns: For each column its rows and, if it has them, its splits.
         length: Number of elements, i64[], or None with `sizes`.
-        sizes: The sizes of the sequence, or None if they are unknown when the graph is
-            traced. If they are known, columns have no splits, and their first dimension
-            is the element.
+        sizes: The sizes, or None if the graph must compute them. If they are known,
+            columns have no splits, and their first dimension is the element.
     """
 
     columns: tuple[tf.Tensor, ...]
@@ -121,10 +120,7 @@ def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
 def compose_pending(
     block: flf.CompiledComputation, leaves: Sequence[Any]
 ) -> tuple[TensorFlowMessage, fl.FunctionType, Sequence[Any]]:
-    """Join a computation with the pending sequences in its argument.
-
-    `leaves` and the result are as in `graph_message.compose_all`.
-    """
+    """Join a computation with the pending sequences in `leaves`, see `compose_all`."""
     type_spec = cast("fl.FunctionType", block.type_signature)
     return graph_message.compose_all(
         message_of(block), type_spec, leaves, PendingSequence
@@ -235,14 +231,10 @@ class GraphImporter:
     ) -> list[tf.Tensor]:
         """Import a computation into the current graph and return its results.
 
-        Args:
-            block: The computation.
-            leaves: The tensors and sequences of its argument.
-            path: Names of the locals in which it is called.
-
-        Raises:
-            Fallback: The computation is not of TensorFlow, needs tf.data, has ops that
-                are not allowed, or draws random numbers without `use_states`.
+        `leaves` are the tensors and sequences of its argument. `path` has the names of
+        the locals in which it is called. Raises Fallback if the computation is not of
+        TensorFlow, needs tf.data, has ops that are not allowed, or draws random numbers
+        without `use_states`.
         """
         message = message_of(block)
         content = identity.content_of(message)
@@ -415,10 +407,8 @@ is called."""
 class GraphBuilder:
     """Evaluates building blocks in the current graph.
 
-    Args:
-        importer: Imports the TensorFlow computations.
-        counts: A list that receives the counts by which means are divided. The caller
-            checks that they are not 0. With None, means raise Fallback.
+    `counts` is a list that receives the counts by which means are divided. The caller
+    checks that they are not 0. With None, means raise Fallback.
     """
 
     def __init__(
@@ -428,11 +418,7 @@ class GraphBuilder:
         self._counts = counts
 
     def call(self, function: Block, argument: Any) -> Any:
-        """Return the result of a functional block without free references.
-
-        `argument` has tensors and sequences in structs. Raises Fallback if a graph
-        cannot compute it.
-        """
+        """Return the result of a closed function, or raise Fallback."""
         return self._evaluate(function, {}, ())(argument, ())
 
     def _evaluate(self, block: Block, names: Names, path: Path) -> Any:

@@ -117,10 +117,7 @@ def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
 
 
 def refuse_ops(ops: Iterable[str], kind: str) -> str | None:
-    """Return the reason why XLA must not compile a kernel with these ops, or None.
-
-    `ops` has results of `op_kinds`, and `kind` is the kind of device.
-    """
+    """Return the reason why XLA must not compile ops on a kind of device, or None."""
     if kind not in _MEASURED:
         return f"not measured on a {kind}"
     unknown = sorted(set(ops) - _KNOWN)
@@ -143,12 +140,8 @@ def refuse_sizes(
 ) -> str | None:
     """Return the reason why XLA must not compile for clients of one shape, or None.
 
-    Args:
-        ops: Kinds of ops that `refuse_ops` accepts.
-        window: Size of leaves, as in `refuse_window`.
-        shapes: Shapes of a client's tensors: data, constants and accumulators. None is
-            an unknown shape.
-        kind: Kind of device that `refuse_ops` accepts.
+    `refuse_ops` has accepted the ops and the kind of device. `shapes` has the shapes of
+    all tensors of a client: data, constants and accumulators. None is unknown.
     """
     few = refuse_window(window)
     if few is not None or kind == "GPU":
@@ -173,10 +166,7 @@ def _count(shape: Sequence[int | None] | None) -> float:
 
 
 def kind_of(device: str | None) -> str:
-    """Return the kind of a device by its name: "CPU", "GPU" or another one.
-
-    With None, it is the kind of device that TensorFlow chooses by default.
-    """
+    """Return "CPU", "GPU" or another kind. None is the device TensorFlow chooses."""
     if device is None:
         return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     return str(tf.DeviceSpec.from_string(device).device_type)

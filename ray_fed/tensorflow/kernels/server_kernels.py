@@ -434,13 +434,8 @@ class KernelCache:
     ) -> ClientKernel | Fallback:
         """Return the graph of the clients' work and its accumulation in leaves.
 
-        Args:
-            kernel: The work.
-            merge: Serialized merge of two partials, or None to merge nothing. A merge
-                that cannot be a graph is also left out.
-            one_per_leaf: Whether each leaf has one client.
-            meanwhile: Function that is called on another thread after a new graph was
-                built, or None.
+        With a `merge` of None, or one that cannot be a graph, the graph merges nothing.
+        `meanwhile` is called on another thread after a new graph was built.
         """
         shared, values = self._split(kernel)
 

@@ -418,10 +418,7 @@ class Inliner:
         return any(self.is_symbolic(node) for node in self.function(name).node_def)
 
     def is_symbolic(self, node: NodeDef) -> bool:
-        """Return whether a node, or a function that it calls, has an op of tf.data.
-
-        All other ops of `data_rules` count, too.
-        """
+        """Return whether a node is an op of tf.data or `data_rules`, or calls one."""
         if node.op in self._data_rules or _is_of_data(node.op):
             return True
         return any(self.touches_data(name) for name in functions_of(node))
@@ -438,10 +435,9 @@ class Inliner:
 
     @contextlib.contextmanager
     def carrying(self, values: Sequence[Carried]) -> Generator[None]:
-        """In the `with` block, carry values that are not inputs of any node.
+        """Let ops in the `with` block change values that are not inputs of any node.
 
-        Loops and branches of the current graph carry them, too. An example is whether
-        all checks so far have passed.
+        An example is whether all checks so far have passed.
         """
         outside = self._unseen, self._unseen_in
         self._unseen, self._unseen_in = values, tf.compat.v1.get_default_graph()
@@ -465,13 +461,9 @@ class Inliner:
     ) -> "list[Any]":
         """Run a function of the library in the current graph, and return its results.
 
-        Args:
-            name: Name of the function.
-            inputs: Its arguments, tensors and traced values.
-            entry: Tensors and ops for which its effects wait.
-            done: A list that receives the anchors of its effects, or None.
-            shapes: Static shapes of the results. If they are known, a large function is
-                called instead of copied.
+        `inputs` are tensors and traced values. Effects of the function wait for
+        `entry`, and `done` receives their anchors. If static `shapes` of the results
+        are known, a large function is called instead of copied.
         """
         takes_traced = any(isinstance(value, TracedValue) for value in inputs)
         if shapes is None or takes_traced or not self._is_large(name):
@@ -496,11 +488,8 @@ def _is_of_data(op: str) -> bool:
 
 
 def _gate(anchors: Sequence[Any]) -> tf.Tensor:
-    """Return a tensor of the current graph that waits for all anchors.
-
-    If a hundred ops wait for a hundred others, there are ten thousand edges. With this
-    tensor between them, there are two hundred.
-    """
+    # A tensor that waits for all anchors: if a hundred ops wait for a hundred others,
+    # there are ten thousand edges. With this tensor, there are two hundred.
     with tf.control_dependencies(anchors):
         return tf.zeros([], tf.bool)
 

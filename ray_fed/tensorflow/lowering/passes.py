@@ -185,10 +185,7 @@ def reduce(
 
 @contextlib.contextmanager
 def _after(effects: list[tf.Operation]) -> Generator[None]:
-    """Let ops of the `with` block wait for effects, and set the list to the new ones.
-
-    If the block has no effects, the list is not changed.
-    """
+    # If the block has effects, they replace the effects in the list.
     ops = tf.compat.v1.get_default_graph().get_operations
     num_ops = len(ops())
     with tf.control_dependencies(effects):

@@ -61,14 +61,9 @@ def inlined(
 ) -> Function:
     """Return the function in an attribute of a node, as a Python function of tensors.
 
-    A call adds the function to the current graph.
-
-    Args:
-        site: The node.
-        attribute: Name of the attribute.
-        captured: Values that each call passes after its arguments.
-        in_order: Whether the effects of a call wait for its arguments.
-        shapes: Static shapes of the results, if known.
+    A call adds the function to the current graph. It passes `captured` after its
+    arguments. If `in_order`, its effects wait for the arguments. `shapes` are the
+    static shapes of the results, if known.
     """
     name = site.node.attr[attribute].func.name
     if any(isinstance(value, Carried) for value in captured):

@@ -75,10 +75,7 @@ class Stream(TracedValue, abc.ABC):
         """Return the next step of a pass. The state must be ready."""
 
     def split_by_shape(self) -> "Sequence[Stream]":
-        """Return consecutive parts. The elements of a part have one static shape.
-
-        If the shapes are not known, the whole stream is the only part.
-        """
+        """Return consecutive streams, each with one static shape if it is known."""
         return [self]
 
     def invariants(self, state: Any) -> Any:
@@ -106,10 +103,7 @@ def choose(
     then: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Return `then()` if a condition, bool[], is true, and `otherwise()` if not.
-
-    Both return equally many tensors.
-    """
+    """Return the tensors of `then` if a condition is true, otherwise of `otherwise`."""
     no_convert = tf.autograph.experimental.do_not_convert
     # In TensorFlow, each branch has a result, so one is added.
     marked: Any = tf.cond(
@@ -194,10 +188,7 @@ class Indexed(Stream, abc.ABC):
         self.has_effects = traits.effects or not traits.repeatable
 
     def draw(self, limit: tf.Tensor | None) -> Drawn:
-        """Return the draws of a pass over the first `limit` elements.
-
-        With None, it is a pass over all elements.
-        """
+        """Return the draws of a pass over `limit` elements, or over all with None."""
         del limit
         return ()
 
@@ -402,10 +393,7 @@ class Reindexed(Derived, abc.ABC):
 
 
 class Chosen(Reindexed):
-    """A sequence whose draws contain the inner index of each of its elements.
-
-    The draws are a pair: the inner draws, and i64[n].
-    """
+    """Elements at inner indices that a pass draws, as (inner draws, indices)."""
 
     @override
     def _drawn_inside(self, drawn: Drawn) -> Drawn:
@@ -562,10 +550,7 @@ def static(tensor: tf.Tensor) -> int | None:
 
 
 def check_pure(inner: Indexed, what: str) -> None:
-    """Raise Fallback if elements have effects.
-
-    Call it for a sequence that does not read each of them once and in order.
-    """
+    """Raise Fallback for elements with effects, as not all are read once in order."""
     if inner.traits.effects:
         raise Fallback(f"elements with effects, {what}")
 
@@ -800,10 +785,7 @@ def draw_order(length: tf.Tensor, buffer: tf.Tensor, limit: tf.Tensor) -> tf.Ten
     step returns a random element of the buffer, and puts the next element into its
     slot. At the end, the elements in the buffer are returned in random order.
 
-    Args:
-        length: Number of elements, i64[].
-        buffer: Size of the buffer, i64[]. A negative buffer holds all elements.
-        limit: Number of indices that are needed, i64[].
+    All arguments are i64[]. A negative `buffer` holds all elements.
     """
     # A step returns the element that an earlier step with the same slot put there last
     # or, without such a step, the slot's first element. Sorting the steps by slot finds
@@ -878,7 +860,6 @@ class _Epochs:
         self._count = count
 
     def number(self, length: tf.Tensor, limit: tf.Tensor | None) -> tf.Tensor:
-        """Return the number of epochs for `limit` elements, i64[], >= 1."""
         if limit is None:
             if self._is_endless:
                 raise Fallback("an endless shuffle")

@@ -118,10 +118,7 @@ def _expect_shape(site: Site, value: tf.Tensor, like: tf.Tensor) -> None:
 
 
 def _update(compute: Callable[..., tf.Tensor]) -> Rule:
-    """Return the rule of an op that computes a variable's new value from the old one.
-
-    `compute` takes the site, the old value and the other inputs of the op.
-    """
+    # `compute` takes the site, the variable's old value and the other inputs.
 
     def rule(site: Site) -> list[Any]:
         variable = _variable(site)
@@ -192,12 +189,8 @@ def _gather_nd(site: Site) -> list[Any]:
 
 
 def _optimize(num_slots: int, step: Callable[..., Sequence[tf.Tensor]]) -> Rule:
-    """Return the rule of an op that is one step of an optimizer.
-
-    The inputs of the op are a weight, `num_slots` variables of the optimizer, and other
-    tensors. `step` takes the site, the values of all variables and the other inputs. It
-    returns the new values of the variables.
-    """
+    # The inputs of a step of an optimizer are a weight, `num_slots` other variables,
+    # and tensors. `step` returns the new values of all variables.
 
     def rule(site: Site) -> list[Any]:
         variables = [_variable(site, index) for index in range(1 + num_slots)]

@@ -52,11 +52,8 @@ os.register_at_fork(after_in_child=_note_fork)
 def configure(num_threads: int, gpu_fraction: float) -> Any:
     """Set threads and devices, and return the logical device for the worker's ops.
 
-    Args:
-        num_threads: Number of threads for one op.
-        gpu_fraction: Share of the first GPU's memory, for tensors and CUDA's libraries
-            together. With 0, TensorFlow sees no GPU. With 1 or more, it uses the whole
-            GPU.
+    `gpu_fraction` limits the memory of tensors and CUDA's libraries together, on the
+    first GPU. With 0, TensorFlow sees no GPU. With 1 or more, it uses the whole GPU.
     """
     set_threads(num_threads)
     gpus = tf.config.list_physical_devices("GPU")
@@ -142,10 +139,7 @@ def _name_devices() -> str:
 
 
 def read_fingerprint(device: Any) -> Fingerprint:
-    """Return the properties of this process that decide the bits of results.
-
-    Call it when threads are set. `device` is the logical device of the worker.
-    """
+    """Return the properties of a process with set threads that decide results' bits."""
     return Fingerprint(
         tensorflow=tf.__version__,
         device="CPU" if device.device_type == "CPU" else _read_card(),
@@ -188,16 +182,10 @@ def _total_memory_mib() -> int:
 def set_threads(num_threads: int, num_executors: int = 1) -> bool:
     """Set TensorFlow's threads, and return whether the process now has them.
 
-    If TensorFlow already runs with another number of threads, this logs a warning.
-
-    Args:
-        num_threads: Number of threads for one op. It affects bits.
-        num_executors: Number of executors in this process. `num_threads` ops run at
-            once for each of them, so that executors do not wait for one another.
-
-    Raises:
-        ContextStateError: The process is a fork of one that ran TensorFlow. Its ops
-            would wait for threads forever.
+    `num_threads` work on one op, which affects bits. `num_executors` times as many ops
+    run at once, so that executors do not wait for one another. If TensorFlow already
+    has other threads, a warning is logged. Raises ContextStateError in a fork of a
+    process that ran TensorFlow, where ops would wait for threads forever.
     """
     if _threads_lost.is_set():
         raise errors.ContextStateError(

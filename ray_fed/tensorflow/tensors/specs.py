@@ -199,10 +199,7 @@ def _dense_error(value: object) -> TypeError:
 
 
 def infer_type(value: object) -> fl.Type:
-    """Return the type of a Python value, which may contain tensors and datasets.
-
-    Raises TypeError for a value that has no type, or is not a dense tensor.
-    """
+    """Return the type of a value with tensors or datasets, or raise TypeError."""
     match value:
         case tf.Tensor() | tf.Variable():
             return to_tensor_type(value.dtype, value.shape)
