@@ -131,6 +131,7 @@ def _group(graph: CallGraph) -> list[list[PartialAggregation]]:
         if name not in needed or not is_aggregation(call):
             continue
         behind = needed_names(free_references(call), calls)
+        # All aggregations that this one needs must be merged in earlier stages.
         depth = max(
             (depths[other] + 1 for other in depths if other in behind), default=0
         )

@@ -238,9 +238,9 @@ def operand_name(
 ) -> str | None:
     """Return the name that an operand has in the key of its random numbers.
 
-    An operand is an element of a struct, or an argument of a call. `where` is its index
-    or a word. Operands with different names draw different random numbers. The name of
-    an operand without calls is None, because it cannot draw.
+    An operand is an element of a struct, or the argument of a call. `where` is its
+    index, or a word such as "argument". Operands with different names draw different
+    random numbers. An operand without calls cannot draw, and its name is None.
     """
     while isinstance(operand, fl.framework.Selection):
         operand = operand.source

@@ -47,11 +47,19 @@ def struct_elements(
 ) -> list[tuple[fl.Type, str, Any]]:
     """Return the elements of a Python container, in the order of its struct type.
 
-    `value` is a Struct, mapping, list, tuple, attrs object or dataclass. A mapping is
-    matched with the type by name, and any other container by position. The result has
-    the type of each element, its name for error messages, in which `label` is the name
-    of `value`, and the element. Raises ValueMismatchError if the number or the names of
-    the elements differ from the type.
+    A mapping is matched with the type by name, and any other container by position.
+
+    Args:
+        value: A Struct, mapping, list, tuple, attrs object or dataclass.
+        type_spec: The expected type.
+        label: Name of `value` in error messages.
+
+    Returns:
+        For each element: its type, its name for error messages, and the element.
+
+    Raises:
+        ValueMismatchError: `value` is not a container, or the number or the names of
+            its elements differ from the type.
     """
     names = [name for name, _ in type_spec.items()]
     found_names, elements = _container_items(value, type_spec, label)

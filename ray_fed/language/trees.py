@@ -112,7 +112,7 @@ def map_leaves(
 
 
 def map_types(function: Callable[[Any], fl.Type], type_spec: fl.Type) -> fl.Type:
-    """Return a type in equal containers, with `function(leaf)` for each leaf."""
+    """Return a type with `function(leaf)` for each leaf, in the same containers."""
     if not isinstance(type_spec, fl.StructType):
         return function(type_spec)
     elements = [(name, map_types(function, e)) for name, e in type_spec.items()]
@@ -122,7 +122,7 @@ def map_types(function: Callable[[Any], fl.Type], type_spec: fl.Type) -> fl.Type
 
 
 def count_bytes(type_spec: fl.Type) -> int | None:
-    """Return the bytes of a value of a type, or None for strings or unknown sizes."""
+    """Return the number of bytes of a value, or None if its type does not decide it."""
     num_bytes = 0
     for leaf in leaf_types(type_spec):
         dtype, shape = getattr(leaf, "dtype", np.str_), getattr(leaf, "shape", None)

@@ -14,8 +14,7 @@ _T = TypeVar("_T")
 
 
 _CACHED_TYPES = 1024
-"""Size of each cache of answers, in types. To compute an answer takes more time than a
-whole call of a small computation."""
+"""Size of each cache of answers, in types. Each call of a computation asks again."""
 
 
 def is_at_clients(type_spec: fl.Type) -> bool:
@@ -58,7 +57,10 @@ def is_placed_struct(type_spec: fl.Type) -> bool:
 
 
 def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
-    """Raise ValueMismatchError if `label`, of type `source`, cannot be a `target`."""
+    """Raise ValueMismatchError unless a value of type `source` can be a `target`.
+
+    `label` names the value in the error message.
+    """
     if not target.is_assignable_from(source):
         raise errors.ValueMismatchError(
             f"Expected {label} of type `{target}`, found `{source}`."
@@ -79,7 +81,10 @@ def narrow(value: object, cls: type[_T], label: str) -> _T:
 
 
 def check_kind(value: object, cls: type[_T], name: str) -> _T:
-    """Return the argument `name`, or raise ValueMismatchError if it is not a `cls`."""
+    """Return `value`, or raise ValueMismatchError if it is not a `cls`.
+
+    `name` is the name of the user's argument, for the error message.
+    """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
             f"Expected `{name}` to be of the class `{cls.__name__}`, found"

@@ -27,8 +27,7 @@ class RandomOpsUnkeyed:
     Attributes:
         computation: Name and source line of the computation, as in error messages.
         content: First digits of the computation's hash.
-        ops: Name and kind of each op. The op draws other numbers if the work is
-            repeated, so a resumed run can have other bits.
+        ops: Name and kind of each op. It draws other numbers if the work is repeated.
         round_index: Index of the round, which is set when the note becomes an event.
     """
 

@@ -1,4 +1,7 @@
-"""Cuts a cohort into leaves, and orders their merges. `plans` draws the merge tree."""
+"""Cuts a cohort into leaves of clients, and orders the merges of their results.
+
+The merges follow a binary tree, which `ray_fed.plan.plans` draws.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence

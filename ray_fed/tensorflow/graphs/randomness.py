@@ -316,6 +316,8 @@ class _Rewriter:
         shape, parameter = node.input[:2]
         op, parameter_dtype, stateless_dtype = _SHAPED[node.op]
         dtype, shape_dtype = node.attr[parameter_dtype].type, node.attr["S"].type
+        # The stateless op takes the shape of the whole result: the shape of the draws
+        # for one element, followed by the shape of the parameter.
         inner = self._add(node, "inner", "Shape", [parameter])
         inner.attr["T"].type = dtype
         inner.attr["out_type"].type = shape_dtype

@@ -251,6 +251,8 @@ class LeafLoop:
         fold_states: tf.Tensor,
         *tensors: tf.Tensor,
     ) -> list[tf.Tensor]:
+        # The arguments are in the order of `_signature`. `roots` has the positions of
+        # the partials that remain after the merges.
         self.work_importer.numbers = self.fold_importer.numbers = numbers
         size = len(self.specs)
         zeros, rest = tensors[:size], tensors[size:]
@@ -331,6 +333,8 @@ class LeafLoop:
     ) -> list[Any]:
         size = len(self.specs)
         accumulators, arrays = carried[:size], carried[size:]
+        # An importer numbers its random ops in the order of import. So each trace must
+        # import the same computations in the same order.
         self.work_importer.ends = []
         self.work_importer.use_states(lambda site: inputs.work_states[index, site])
         self.fold_importer.use_states(lambda site: inputs.fold_states[index, site])

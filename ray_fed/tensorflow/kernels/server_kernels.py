@@ -256,6 +256,7 @@ def _is_taken(type_spec: fl.Type) -> bool:
 
 
 def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
+    # `tensors` has the tensors of the parts that `_parts` yields, in the same order.
     if type_checks.is_placed_struct(type_spec):
         pairs = type_checks.struct_type(type_spec).items()
         elements = [(name, _fill(element, tensors)) for name, element in pairs]

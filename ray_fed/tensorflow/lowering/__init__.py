@@ -96,6 +96,7 @@ def lower(
     has_sequences = any(isinstance(leaf, fl.SequenceType) for leaf in leaves)
     opaque = _opaque if isolated else _same
     kinds = {"VarHandleOp"} if isolated else {"VarHandleOp", "Assert"}
+    # First try with variables as values. If one of them cannot be a value, try without.
     ways = [opaque] if _has_values(message, kinds, has_sequences=has_sequences) else []
     reasons: list[str] = []
     for way in [*ways, None] if has_sequences else ways:

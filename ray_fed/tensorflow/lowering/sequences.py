@@ -864,6 +864,8 @@ class _Epochs:
             if self._is_endless:
                 raise Fallback("an endless shuffle")
             return tf.maximum(self._count, 1)
+        # As many epochs as have `limit` elements. The first is always drawn, because
+        # its draws give the others their shapes.
         asked = tf.maximum((limit - 1) // tf.maximum(length, 1) + 1, 1)
         return tf.where(self._count < 0, asked, tf.minimum(asked, self._count))
 
