@@ -116,7 +116,7 @@ def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggrega
 
 
 def intrinsic_call(block: Block) -> tuple[str, Block]:
-    """Return URI and argument of a call of an intrinsic. Raise Fallback for others."""
+    """Return the URI and the argument of a call of an intrinsic, or raise Fallback."""
     match block:
         case flf.Call(
             function=flf.Intrinsic(uri=uri),

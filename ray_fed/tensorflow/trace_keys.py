@@ -42,10 +42,10 @@ class UndescribedError(Exception):
 
 @runtime_checkable
 class Described(Protocol):
-    """An object that says on which of its values a graph depends that uses it."""
+    """An object whose graphs depend on some of its values only."""
 
     def describe_for_graphs(self) -> Any:
-        """Return these values."""
+        """Return the values on which graphs depend that use this object."""
         ...
 
 

@@ -82,7 +82,7 @@ class TracedGraph(tf.Graph):
 
 
 def traced_graph(graph: Any) -> TracedGraph | None:
-    """Return `graph`, or the outer graph of it, that is a `TracedGraph`, or None."""
+    """Return the `TracedGraph` that a graph is, or is inside of, or None."""
     while graph is not None and not isinstance(graph, TracedGraph):
         graph = getattr(graph, "outer_graph", None)
     return graph

@@ -446,8 +446,8 @@ class ShapedGraphs:
     ) -> list[tf.Tensor]:
         """Call the graph for a result of `shape_of`, and return its results.
 
-        If there is no graph, `for_any_shape` is called. So it is if XLA refuses to
-        compile the graph in its first call.
+        `for_any_shape` is called if there is no graph, or if XLA refuses to compile it
+        in its first call.
         """
         graph = None if shape is None else self._graphs[shape]
         if shape is None or graph is None or graph.function is None:

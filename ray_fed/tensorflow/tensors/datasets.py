@@ -64,7 +64,7 @@ def build_container(
 
 
 def contains_unordered(element: fl.Type, actual: fl.Type | None = None) -> bool:
-    """Return whether tf.data orders the tensors of an element not as canonical ones.
+    """Return whether tf.data orders tensors differently than in canonical containers.
 
     The names in `element` decide the canonical order. `actual` is the same structure in
     the containers of the dataset, by default `element`.
@@ -85,7 +85,7 @@ def contains_unordered(element: fl.Type, actual: fl.Type | None = None) -> bool:
 
 
 def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
-    """Return a structure of tensors in canonical containers, or in its type's."""
+    """Return tensors in canonical containers or, if not `canonical`, in the type's."""
     if not isinstance(element, fl.StructType):
         return value
     members = zip(element.items(), to_struct(value), strict=True)
@@ -99,7 +99,7 @@ def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
 
 
 class KnownSequence:
-    """A sequence that can do more than a dataset, such as show its rows.
+    """A sequence that has more than a dataset shows, such as rows in memory.
 
     `make_dataset` makes a dataset of the elements, in canonical containers.
     """

@@ -139,7 +139,10 @@ def _name_devices() -> str:
 
 
 def read_fingerprint(device: Any) -> Fingerprint:
-    """Return the properties of a process with set threads that decide results' bits."""
+    """Return the properties of this process that decide the bits of results.
+
+    Call it after `set_threads`. `device` is the logical device of the worker.
+    """
     return Fingerprint(
         tensorflow=tf.__version__,
         device="CPU" if device.device_type == "CPU" else _read_card(),
