@@ -561,7 +561,7 @@ def _arguments_of(
 def as_tensors(
     values: Iterable[Any], signature: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    """Return arrays as tensors with the dtypes of `signature`. Keep tensors."""
+    """Return arrays as tensors with `signature`'s dtypes. Tensors stay as they are."""
     return [
         value if isinstance(value, tf.Tensor) else as_tensor(value, spec.dtype)
         for value, spec in zip(values, signature, strict=True)

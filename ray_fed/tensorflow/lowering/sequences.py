@@ -393,7 +393,7 @@ class Reindexed(Derived, abc.ABC):
 
 
 class Chosen(Reindexed):
-    """Elements at inner indices that a pass draws, as (inner draws, indices)."""
+    """Inner elements at indices that a pass draws: its draws are (inner, indices)."""
 
     @override
     def _drawn_inside(self, drawn: Drawn) -> Drawn:
@@ -563,7 +563,7 @@ def repeated_traits(inner: Indexed, count: tf.Tensor) -> Traits:
 
 
 def repeated_length(length: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Return the length of a sequence that repeats `length` elements, i64[]."""
+    """Return the length of `length` elements repeated `count` times, or `ENDLESS`."""
     is_endless = (length > 0) & ((count < 0) | tf.equal(length, ENDLESS) & (count > 0))
     return tf.where(is_endless, ENDLESS, length * tf.maximum(count, 0))
 
