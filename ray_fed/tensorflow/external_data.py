@@ -219,7 +219,7 @@ def chunks_of(
     """Yield chunks of a table: for each column, its cells in the declared shape.
 
     `leaves` has the types of the columns by name. They describe one cell if `rank` is
-    0, and a whole column if `rank` is 1. There is then a single chunk.
+    0, and a whole column if `rank` is 1.
     """
     names = list(leaves)
     shapes = [leaf.shape and leaf.shape[rank:] for leaf in leaves.values()]
