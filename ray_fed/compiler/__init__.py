@@ -1,1 +1,1 @@
-"""Rewrites building blocks: mergeable forms of computations, and their kernels."""
+"""Compiles computations: to stages whose results can be merged, and to kernels."""

@@ -1,4 +1,4 @@
-"""Reads an `up_to_merge` as `split` writes it: locals, and aggregations of them."""
+"""Takes apart an `up_to_merge`, the function of client work that `split` writes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,10 @@ class Aggregates:
     """The parts of an `up_to_merge`.
 
     Attributes:
+        parameter: The parameter of the function, or None if there is none.
         locals: All locals by name, in order, including aggregations.
         aggregates: Aggregations by the name of their local, in the order of the result.
-        kept: Values at clients that the result has after the aggregations.
+        kept: Values at clients that follow the aggregations in the result.
     """
 
     parameter: flf.Reference | None
@@ -41,7 +42,7 @@ class Aggregates:
 
 
 def read_aggregates(block: Block) -> Aggregates:
-    """Return the parts of an `up_to_merge`. Raises Fallback unless `split` wrote it."""
+    """Return the parts of an `up_to_merge`, or raise Fallback for another form."""
     match block:
         case flf.Lambda(result=flf.Block() as body):
             parameter = None
@@ -64,7 +65,7 @@ def read_aggregates(block: Block) -> Aggregates:
 def _without_aliases(
     locals_: Sequence[tuple[str, Block]], parameter: flf.Reference | None
 ) -> dict[str, Block]:
-    """Return locals, with aliases of a part of the argument replaced by that part."""
+    # A local that only names a part of the argument is replaced by that part.
     kept: dict[str, Block] = {}
     aliases: dict[str, Block] = {}
     for name, local in locals_:
@@ -115,7 +116,7 @@ def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggrega
 
 
 def intrinsic_call(block: Block) -> tuple[str, Block]:
-    """Return the uri and the argument of a call of an intrinsic, or raise Fallback."""
+    """Return the URI and the argument of a call of an intrinsic, or raise Fallback."""
     match block:
         case flf.Call(
             function=flf.Intrinsic(uri=uri),

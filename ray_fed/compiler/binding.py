@@ -1,8 +1,8 @@
-"""Reads a call: functions in the argument become part of the computation.
+"""Moves the functions in an argument into the computation that is called.
 
     comp: (<f=(a -> b), x=c> -> d),  <f=g, x=1>   ->   (x -> comp(<f=g, x=x>)),  <x=1>
 
-The remaining argument has only values, which can be checked, stored and sent.
+The rest of the argument has only values, which can be checked, stored and sent.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ Block = flf.ComputationBuildingBlock
 class _Bound:
     """A part of an argument without its functions.
 
-    `type_spec` is None if nothing remains. `build` makes the block of the whole part,
-    with its functions, from a block of the remaining value.
+    `type_spec` is None if nothing remains. `build` maps a block of the remaining value
+    to the block of the whole part, with its functions.
     """
 
     type_spec: fl.Type | None
@@ -39,10 +39,12 @@ class _Bound:
 def read_invocation(
     comp: Any, arg: Any, limits: read_limits.Limits, lists: ListCache | None = None
 ) -> tuple[Any, Plain]:
-    """Return a computation without function parameters, and its plain argument.
+    """Return a computation without functions in its parameter, and its plain argument.
 
-    If the parameter's type has functions, `arg` has computations there. Raises
-    TypeError if `arg` does not have the parameter's type, or `comp` is no computation.
+    `comp` is a computation or a `MergeableCompForm`. `arg` has a computation where the
+    parameter's type has a function. `limits` apply while the argument is read, and
+    `lists` recognizes lists of clients that are passed again. Raises TypeError if `arg`
+    does not have the parameter's type, or `comp` is not a computation.
     """
     type_checks.check_no_argument(function_type_of(comp), arg)
     with read_limits.limited(limits):
@@ -54,10 +56,11 @@ def read_invocation(
 
 
 def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:
-    """Move the functions of an argument into the computation.
+    """Return `comp` with the functions of `arg` inside, and the rest of `arg`.
 
-    An object that is no `ConcreteComputation` is returned unchanged. Raises
-    ValueMismatchError if a declared function has no computation of its type.
+    If `comp` is not a `ConcreteComputation`, both are returned unchanged. Raises
+    ValueMismatchError if `arg` has anything but a computation of the right type where
+    the parameter has a function.
     """
     if not isinstance(comp, flf.ConcreteComputation):
         return comp, arg

@@ -1,10 +1,12 @@
-"""Decides which work of clients runs first: the work that computes selection keys.
+"""Decides which work of clients runs first: the work that computes keys.
+
+In a `federated_select`, each client sends keys to the server and receives an element
+for each key. Selected elements are data of a kernel, which is one graph for many
+clients. So the keys of all clients must exist before the kernel runs.
 
     v1=federated_map(<choose, argument[0]>),           first: v1, for all clients
     v2=federated_select(<v1, max_key, state, f>),      then the selected elements
     v3=federated_map(<train, <argument[0], v2>>)       last:  v3, of v1 and v2 as data
-
-Selected elements are data of a kernel, so the keys must exist before it runs.
 """
 
 import dataclasses
@@ -30,14 +32,16 @@ _SELECTS = flf.FEDERATED_SELECT.uri, flf.FEDERATED_SECURE_SELECT.uri
 
 _MOST_HANDED_BYTES = 64 * 2**10
 """Maximum bytes of the values that one client passes from its first to its last work.
-All clients of a subround finish the first work before any begins the last."""
+These values of all clients of a subround are in memory at once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientLocals:
-    """Names of locals at clients, in two parts, both in order.
+    """Names of locals at clients, each list in order.
 
-    The part `handed` is evaluated first and used by the part `last`.
+    Attributes:
+        last: Locals that are evaluated last.
+        handed: Locals that are evaluated first, and that `last` uses.
     """
 
     last: Sequence[str]
@@ -47,9 +51,9 @@ class ClientLocals:
 def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals:
     """Return which locals at clients are evaluated first, and which last.
 
-    No local is evaluated twice: values that both parts need are passed on. Each local
-    refers to earlier ones only. Raises Fallback if the values to pass on have too many
-    bytes, or an unknown number.
+    `roots` are the values that clients must compute. Each of `locals_` refers to
+    earlier locals only, and none is evaluated twice. Raises Fallback if the values of
+    the first part have too many bytes, or an unknown number of bytes.
     """
     at_clients = {
         name: block
@@ -86,6 +90,5 @@ def _check_sizes(num_bytes: Sequence[int]) -> None:
 
 
 def _keys_of(block: Block) -> frozenset[str]:
-    """Return the name of a selection's keys if clients compute them, or nothing."""
     uri, argument = intrinsic_call(block)
     return free_references(select(argument, 0)) if uri in _SELECTS else frozenset()

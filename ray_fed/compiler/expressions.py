@@ -1,4 +1,4 @@
-"""Builds and reads building blocks, and finds the names that they use."""
+"""Builds and rewrites building blocks, and finds the names that they use."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -13,7 +13,7 @@ _Replace: TypeAlias = Callable[[Block], Block | None]
 
 
 def select(source: Block, index: int) -> Block:
-    """Return an element of a struct, without a selection if `source` is a `Struct`."""
+    """Return the element of a `Struct` block, or a `Selection` from any other block."""
     if isinstance(source, flf.Struct):
         return cast("Any", source)[index]
     return flf.Selection(source, index=index)
@@ -22,7 +22,7 @@ def select(source: Block, index: int) -> Block:
 def close_over(
     parameter: flf.Reference | None, locals_: Sequence[tuple[str, Block]], result: Block
 ) -> flf.Lambda:
-    """Return a function with locals, of one parameter or of none."""
+    """Return a function of a parameter, if any, with locals and a result."""
     body = flf.Block(locals_, result) if locals_ else result
     if parameter is None:
         return flf.Lambda(None, None, body)
@@ -30,7 +30,7 @@ def close_over(
 
 
 def zip_at_server(values: Sequence[Block]) -> Block:
-    """Return one server-placed struct of any number of server-placed values."""
+    """Return a block that zips values at the server to one struct at the server."""
     if not values:
         return flf.create_federated_value(flf.Struct([]), fl.SERVER)
     return flf.create_federated_zip(flf.Struct(list(values)))
@@ -43,7 +43,7 @@ def called_uris(block: Block) -> set[str]:
 
 
 def root_name(block: Block) -> str | None:
-    """Return the name that a block refers to or selects from."""
+    """Return "x" for a block `x` or a selection such as `x[0][1]`, otherwise None."""
     while isinstance(block, flf.Selection):
         block = block.source
     return block.name if isinstance(block, flf.Reference) else None
@@ -73,9 +73,9 @@ def replace_free(
 ) -> Block:
     """Return a copy of a block with its free references replaced.
 
-    `replace` is called with each free reference. If elements are selected from it, as
-    in `x[0][1]`, it is called with the whole selection. It returns the replacement, or
-    None to leave it. `bound` has the names bound around the block.
+    `replace` maps a free reference to the block that replaces it, or to None to keep
+    it. For a selection from a reference, such as `x[0][1]`, it gets the whole
+    selection. The names `bound` are bound around the block, so they are not free.
     """
     root = root_name(block)
     if root is not None:
@@ -112,8 +112,8 @@ def needed_names(
 ) -> frozenset[str]:
     """Return the names of the calls that `roots` depend on, including `roots`.
 
-    Names without a call are ignored. Values with `known` names exist already, so their
-    calls need not run.
+    Names that are not in `calls` are left out. The values of `known` names exist
+    already, so the names that their calls depend on are not followed.
     """
     needed: set[str] = set()
     pending = list(roots)

@@ -1,4 +1,7 @@
-"""The mergeable form of a computation: three functions that slices of clients can run.
+"""The mergeable form of a computation, and the chain of stages of a general one.
+
+A slice is a subset of the clients of a call. Different workers run different slices,
+and then their results are merged. This limits what the three functions may contain:
 
     up_to_merge   may contain everything except an aggregation of another aggregation's
                   result, because a slice knows its own sum but not the cohort's
@@ -6,7 +9,8 @@
     after_merge   contains no aggregation, because it runs slice by slice if its result
                   has a value for each client
 
-Classes here check the types and the contents of the functions.
+A computation that aggregates the result of another aggregation has a `Stage` for each
+of them, and the stages are a `MergeableCompChain`.
 """
 
 import dataclasses
@@ -25,7 +29,6 @@ Block = flf.ComputationBuildingBlock
 
 
 def _check_contents_of_up_to_merge(up_to_merge: flf.ConcreteComputation) -> None:
-    """Raise CompileError if an aggregation depends on the result of another one."""
     block = _to_block(up_to_merge)
     if len(blocks.find_blocks(block, intrinsics.is_aggregation)) < 2:  # noqa: PLR2004
         return
@@ -79,11 +82,12 @@ class MergeableCompForm:
         result = after_merge(arg, merged)   # without an argument: after_merge(merged)
 
     Args:
-        up_to_merge: Takes the argument of the original for a subset of the clients, and
-            returns a server-placed value.
-        merge: Takes two members of `up_to_merge`'s result and returns one, unplaced.
-        after_merge: Takes <argument, merged value at server>, or the merged value only
-            if `up_to_merge` takes no argument.
+        up_to_merge: Computation that takes the argument of the original for a subset of
+            the clients. It returns a value placed at the server.
+        merge: Computation that merges two results of `up_to_merge` to one. It takes and
+            returns them without a placement.
+        after_merge: Computation that takes <argument, merged value at the server>, or
+            only the merged value if `up_to_merge` takes no argument.
 
     Raises:
         ValueMismatchError: An argument is not a computation.
@@ -92,8 +96,7 @@ class MergeableCompForm:
             `up_to_merge`, or two results of itself.
         AfterMergeStructureError: `after_merge` does not accept the argument and the
             merged value.
-        CompileError: Slices of clients cannot compute a function on their own, because
-            `after_merge` aggregates, `merge` contains something placed, or
+        CompileError: `after_merge` aggregates, `merge` contains a placed value, or
             `up_to_merge` aggregates the result of another aggregation.
     """
 
@@ -148,9 +151,11 @@ class Stage:
     """Client work and its aggregation, which runs when all earlier stages are merged.
 
     Attributes:
-        up_to_merge: Takes the argument for a subset of the clients and the merged value
-            of each earlier stage, and returns a server-placed value.
-        merge: Takes two members of `up_to_merge`'s result and returns one, unplaced.
+        up_to_merge: Computation that takes the argument for a subset of the clients,
+            and the merged value of each earlier stage. It returns a value placed at the
+            server.
+        merge: Computation that merges two results of `up_to_merge` to one. It takes and
+            returns them without a placement.
         keeping: The variant of `up_to_merge` that also reads and writes the values that
             clients keep between stages, or None if the stage uses no such values.
     """
@@ -161,19 +166,19 @@ class Stage:
 
     @functools.cached_property
     def partial_type(self) -> fl.Type:
-        """The type of a partial: the member of `up_to_merge`'s result."""
+        """The type of a partial, the result of `up_to_merge` without its placement."""
         return type_checks.member_type(self.up_to_merge.type_signature.result)
 
 
 @dataclasses.dataclass(frozen=True)
 class KeepingStage:
-    """A stage, or the end of a computation, that uses values which clients keep.
+    """A variant of a stage, or of `after_merge`, that uses values which clients keep.
 
     Attributes:
-        computation: Takes the arguments of the stage. If `loads` is not empty, it takes
-            a struct of the loaded values, placed at clients, as the last argument. If
-            `saves` is not empty, it returns a struct of the stage's result and the
-            saved values, placed at clients.
+        computation: Computation that takes the arguments of the stage. If `loads` is
+            not empty, the last argument is a struct of the loaded values, placed at
+            clients. If `saves` is not empty, the result is a struct of the stage's
+            result and the saved values, placed at clients.
         loads: Names of the values that earlier stages saved.
         saves: Names of the values that this stage saves for later stages.
         member_bytes: Number of bytes that the saved values take for each client.
@@ -187,18 +192,19 @@ class KeepingStage:
 
 @dataclasses.dataclass(frozen=True)
 class ResultParts:
-    """The parts of a result, divided by whether they differ by client.
+    """Computations for the two kinds of parts of a result.
 
-    Both computations take the arguments of `after_merge`, and return a struct of their
-    parts in order. `client_cuts.join_parts` joins the parts again.
+    Some parts have a value for each client, and the others have one value. Both
+    computations take the arguments of `after_merge`, and return a struct of their parts
+    in order. `rounds.client_cuts.join_parts` joins the parts again.
 
     Attributes:
-        at_server: Returns the parts that do not differ by client. None without such
-            parts.
+        at_server: Computation of the parts with one value, or None if there are none.
+        at_clients: Computation of the parts with a value for each client.
         keeping: The variant of `at_clients` that reads values which clients kept, or
             None if it needs no such values.
-        names: The names of the kept values if each part is a kept value, in order, or
-            None if `at_clients` must be evaluated.
+        names: Names of the kept values that are the parts at clients, in order. None if
+            a part is not a kept value, so that `at_clients` must be evaluated.
     """
 
     at_server: flf.ConcreteComputation | None
@@ -213,9 +219,14 @@ class MergeableCompChain:
 
     A stage takes a struct of the argument, if the computation has one, and the merged
     values of all earlier stages, placed at the server. A struct with one element is
-    replaced by that element. So a chain of one stage, with `after_merge`, is a
-    `MergeableCompForm`. `parts` divides `after_merge`. It is None if no part of the
-    result differs by client, or if a user wrote the form.
+    replaced by that element. So the first stage and `after_merge` of a chain with one
+    stage are a `MergeableCompForm`.
+
+    Attributes:
+        stages: The stages, in order. There is at least one.
+        after_merge: Computation of the result, from the argument and the merged values.
+        parts: The parts of the result, or None if no part has a value for each client,
+            or if a user wrote the form.
     """
 
     stages: Sequence[Stage]
@@ -234,7 +245,7 @@ class MergeableCompChain:
 
     @functools.cached_property
     def kept_member_bytes(self) -> int:
-        """Number of bytes for each client of all kept values."""
+        """Number of bytes that all kept values take for each client."""
         return sum(stage.keeping.member_bytes for stage in self.stages if stage.keeping)
 
 

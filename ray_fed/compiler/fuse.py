@@ -1,4 +1,6 @@
-"""Fuses an `up_to_merge` into one function of a client, for a kernel to loop over.
+"""Makes a kernel of a stage: its client work as one function, for a graph to loop over.
+
+`up_to_merge` is the part of a stage that clients run, up to its aggregations.
 
     let v1=federated_broadcast(v0),                       work: <constants, data> ->
         v2=federated_zip_at_clients(<v1, argument[1]>),     let v2=<constant0, data0>,
@@ -6,8 +8,9 @@
         v4=federated_aggregate(<v3, zero, add, ...>)        in <v3>
     in federated_zip_at_server(<v4>)
 
-Values that do not depend on a client are computed once, before, and become constants.
-Locals keep their names, because the random numbers of a call depend on them.
+Values that are equal for all clients are computed once, before the clients' work, and
+become its constants. Locals keep their names, because the random numbers of a call
+depend on them.
 """
 
 import dataclasses
@@ -46,10 +49,7 @@ _NAMES = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _HANDED, _SELECTED)
 
 
 def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
-    """Return the kernel of the `up_to_merge` of a stage, or the reason for none.
-
-    A user may have written the computation.
-    """
+    """Return the kernel of the `up_to_merge` of a stage, or the reason for none."""
     block = Block.from_proto(up_to_merge.to_proto())
     if any(name.startswith(_NAMES) for name in blocks.bound_names(block)):
         return plans.Fallback(OTHER_FORM)
@@ -60,7 +60,7 @@ def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
 
 
 class _Fusion:
-    """Sorts the locals of one `up_to_merge` into work of the server and of a client."""
+    """Divides the locals of one `up_to_merge` into server work and client work."""
 
     def __init__(self, read: Aggregates) -> None:
         self._read = read
@@ -107,7 +107,6 @@ class _Fusion:
         )
 
     def _fuse_first(self, handed: Sequence[str]) -> plans.Kernel | None:
-        """Return the kernel that evaluates `handed` first, or None if it is empty."""
         if not handed:
             return None
         kept = [flf.Reference(n, self._locals[n].type_signature) for n in handed]
@@ -161,7 +160,6 @@ class _Fusion:
         return self._constant(block)
 
     def _path(self, block: Block) -> plans.Path | None:
-        """Return the path of a selection from the argument, or None."""
         match block:
             case flf.Reference() if self._parameter is not None:
                 return () if block.name == self._parameter.name else None
@@ -172,7 +170,6 @@ class _Fusion:
                 return None
 
     def _selected(self, argument: Block) -> Block:
-        """Return a reference to the elements that are selected for a client."""
         keys, max_key, state, function = (select(argument, i) for i in range(4))
         source: plans.Path | int | None = self._path(keys)
         if source is None and isinstance(keys, flf.Reference):
@@ -186,7 +183,6 @@ class _Fusion:
         return flf.Reference(name, chosen.elements)
 
     def _constant(self, block: Block) -> flf.Reference:
-        """Return the reference that replaces a server value in a client's work."""
         member = block.type_signature
         if isinstance(member, fl.FederatedType):
             member = member.member
@@ -199,7 +195,6 @@ class _Fusion:
         return self._constants[key][1]
 
     def _close(self, function: Block) -> Block:
-        """Return a function with constants in place of captured values."""
         for uri in sorted(called_uris(function)):
             if uri.startswith("sequence_"):
                 raise plans.Fallback(f"`{uri}` at clients")
@@ -234,8 +229,8 @@ class _Fusion:
         return close_over(parameter, [*bound, *calls], flf.Struct(results))
 
     def _server(self, results: list[Block]) -> Block:
-        """Return the server's work that runs before the clients' work."""
-        # From the last local to the first, because a local refers to earlier ones only.
+        # A local refers to earlier locals only. So in a walk from the last to the
+        # first, all users of a local are known when the walk reaches it.
         needed: list[str] = []
         for name in reversed(list(self._locals)):
             used = [*results, *(self._locals[later] for later in needed)]
@@ -251,7 +246,8 @@ class _Fusion:
             else flf.create_federated_value(block, fl.SERVER)
             for block in results
         ]
-        # Collect the used parts of the argument. They decide the parameter's type.
+        # The parts of the argument that are used decide the parameter's type, which
+        # `replace` needs. So all parts are collected before any block is rewritten.
         for block in [*placed, *(self._locals[name] for name in needed)]:
             replace_free(block, self._note_part)
         parameter = None
@@ -292,10 +288,10 @@ class SelectArguments:
     """The arguments of a `federated_select`.
 
     Attributes:
-        function: A function of state and key that captures constants only.
-        keys: The keys of the clients, see `plans.Selection`.
-        max_key: The constant with the largest key.
-        state: The constant that is the state.
+        function: Function <state, key> -> element, which refers to constants only.
+        keys: The keys of the clients, as in `plans.Selection`.
+        max_key: The constant with the largest allowed key.
+        state: The constant that is the server's state.
     """
 
     function: Block
@@ -310,7 +306,7 @@ class SelectArguments:
         return fl.SequenceType(function.result)
 
     def close(self, constants: Sequence[flf.Reference]) -> plans.Selection:
-        """Return the selection as a function of all constants and a key."""
+        """Return the selection for a kernel with these constants."""
         closed = plans.close_selection(self.function, self.state, constants)
         limit = [constant.name for constant in constants].index(self.max_key.name)
         return plans.Selection(blocks.serialize(closed), self.keys, limit)
@@ -325,7 +321,10 @@ def struct_reference(name: str, parts: Sequence[Sequence[Block]]) -> flf.Referen
 def bind(
     parameter: flf.Reference, position: int, references: Sequence[flf.Reference]
 ) -> list[tuple[str, Block]]:
-    """Return locals that name the elements of the struct at `position`."""
+    """Return locals that name the elements of the struct at `position` in a parameter.
+
+    `references` has the names, in order.
+    """
     return [
         (reference.name, select(select(parameter, position), index))
         for index, reference in enumerate(references)
@@ -333,9 +332,10 @@ def bind(
 
 
 def as_passed(block: Block) -> tuple[Block, list[int]]:
-    """Return the part of the argument that contains a block, and the path inside it.
+    """Return the part of the argument that a block selects from, and the way to it.
 
-    Contexts pass placed values, and structs without placed values, as a whole.
+    The part is the smallest one that contexts pass as a whole: a placed value, or a
+    struct without placed values. The way has the indices to select from the part.
     """
     rest: list[int] = []
     while isinstance(block, flf.Selection) and not flf.contains_federated_types(

@@ -1,14 +1,16 @@
 """Decides which values of clients a stage keeps for later stages, by name.
 
+A stage is client work and its aggregation. Here the second stage needs the aggregated
+norm of the first, to clip the updates:
+
     stage 0   update = map(train, ...), norm = map(length, update), aggregate norm
     stage 1   clipped = map(clip, <update, bound>), aggregate clipped
 
-Stage 0 saves `update`, and stage 1 loads it. Otherwise stage 1 would train again. A
-loaded name has the same value as in the stage that evaluated it first, including random
-numbers, because these depend on the names of locals, which do not change.
+Stage 0 saves `update`, and stage 1 loads it. Otherwise stage 1 would train again, with
+the same result: random numbers depend on the names of locals, which do not change.
 
-Values at clients that the result needs are kept, too, by the first stage that can
-evaluate them. There they are part of the work of a kernel.
+If the result of the computation needs values at clients, the first stage that can
+compute them keeps them. They are then part of its kernel, the graph for many clients.
 """
 
 import dataclasses
@@ -30,10 +32,11 @@ _WORK = (
 
 @dataclasses.dataclass(frozen=True)
 class KeptNames:
-    """The kept values of one stage, or of the work after the last merge.
+    """Names of the kept values of one stage, or of the work after the last merge.
 
-    The stage loads values that earlier stages saved, and evaluates the values that it
-    saves.
+    Attributes:
+        loads: Values that earlier stages saved and this one uses.
+        saves: Values that this stage evaluates and keeps for later stages.
     """
 
     loads: tuple[str, ...] = ()
@@ -45,8 +48,8 @@ def divide(
 ) -> list[KeptNames]:
     """Return the names that each stage loads and saves, in the order of the stages.
 
-    Each of `stages` has the names of the values that it needs, and its calls by name.
-    The last entry is the work after the last merge.
+    Each entry of `stages` has the names of the values that the stage needs, and all its
+    calls by name. The last entry is the work after the last merge.
     """
     first: dict[str, int] = {}  # name to the stage that evaluates it first
     loads: list[list[str]] = []
@@ -75,8 +78,8 @@ def find_early(
 ) -> dict[str, int]:
     """Return the values of the result that stages can keep, with the first such stage.
 
-    `roots` are the names of the clients' values that the result needs. `stage_of` maps
-    each aggregation to the index of its stage.
+    `roots` are the names of the clients' values that the result needs. `calls` has all
+    calls by name. `stage_of` maps an aggregation's name to the index of its stage.
     """
     working, last = _working(calls), max(stage_of.values(), default=0)
     early: dict[str, int] = {}
@@ -96,12 +99,12 @@ def find_early(
 
 
 def count_member_bytes(call: Block) -> int:
-    """Return the number of bytes that keeping a value takes for one client."""
+    """Return the bytes of one client's value of a call, or 0 if they are unknown."""
     return trees.count_bytes(type_checks.member_type(call.type_signature)) or 0
 
 
 def _working(calls: Mapping[str, Block]) -> set[str]:
-    """Return the names of the results of client work that can be kept."""
+    """Return the names of values at clients that users' functions compute, to keep."""
     worked: set[str] = set()  # names that depend on a computation of the user
     keepable: set[str] = set()
     for name, call in calls.items():  # each call refers only to earlier calls
@@ -129,7 +132,6 @@ def _has_computation(call: Block) -> bool:
 
 
 def _may_be_kept(type_spec: fl.Type) -> bool:
-    """Return whether values differ by client and have a known, positive size."""
     return type_checks.differs_by_client(type_spec) and bool(
         trees.count_bytes(type_checks.member_type(type_spec))
     )

@@ -1,7 +1,7 @@
-"""Evaluates a computation symbolically to a list of named calls.
+"""Flattens a computation to a list of named calls, in an order in which they can run.
 
-Lambdas are applied, blocks and selections are resolved, and structs are taken apart.
-Only calls of intrinsics and of TensorFlow remain, in an order in which they can run:
+Lambdas are applied, local names and selections are resolved, and structs are taken
+apart. Only calls of intrinsics and of TensorFlow remain:
 
     (x -> (let y = f(x) in <y, g(y)>))      becomes      v0 = f(x); v1 = g(v0)
                                                          result <v0, v1>
@@ -29,8 +29,10 @@ Block = flf.ComputationBuildingBlock
 class CallGraph:
     """A computation as named calls.
 
-    `calls` are pairs of a name and a call. Each call refers to earlier names only.
-    `result` is a block of references, selections, structs, literals and functions.
+    Attributes:
+        parameter: The parameter of the computation, or None if there is none.
+        calls: Pairs of a name and a call. Each call refers to earlier names only.
+        result: A block of references, selections, structs, literals and functions.
     """
 
     parameter: flf.Reference | None
@@ -40,7 +42,7 @@ class CallGraph:
 
 @dataclasses.dataclass(frozen=True)
 class _BoundLambda:
-    """A lambda with the values of the names around it."""
+    """A lambda, and the evaluated values of the names that it can refer to."""
 
     block: flf.Lambda
     names: Mapping[str, Any]
@@ -48,14 +50,14 @@ class _BoundLambda:
 
 @dataclasses.dataclass(frozen=True)
 class _Elements:
-    """A struct whose elements may be closures."""
+    """A struct with evaluated elements, which can be `_BoundLambda`s."""
 
     elements: tuple[tuple[str | None, Any], ...]
     container: type[Any] | None
 
 
 def normalize(block: Block) -> CallGraph:
-    """Return the calls of a function, or raise CompileError for any other block."""
+    """Return a function as named calls. Raise CompileError for any other block."""
     type_spec = block.type_signature
     if not isinstance(type_spec, fl.FunctionType):
         raise errors.CompileError(f"Expected a function, found `{type_spec}`.")
@@ -77,7 +79,7 @@ class _Trace:
         self.calls: list[tuple[str, Block]] = []
 
     def evaluate(self, block: Block, names: Mapping[str, Any]) -> Any:
-        """Return a resolved building block, a closure, or elements."""
+        # The value is a resolved block, a `_BoundLambda` or `_Elements`.
         match block:
             case flf.Reference():
                 return _look_up(block.name, names)
@@ -110,7 +112,7 @@ class _Trace:
         return self.apply(function, self.evaluate(block.argument, names))
 
     def apply(self, function: Any, argument: Any) -> Any:
-        """Return the result of a call: its value for a lambda, else a new name."""
+        # A lambda is evaluated here. Any other call is added by a new name.
         if isinstance(function, _BoundLambda):
             names = dict(function.names)
             if function.block.parameter_name is not None:
@@ -123,7 +125,6 @@ class _Trace:
         return flf.Reference(name, call.type_signature)
 
     def reify(self, value: Any) -> Block:
-        """Return an evaluated value as one building block."""
         match value:
             case _Elements():
                 elements = [(name, self.reify(e)) for name, e in value.elements]
@@ -134,11 +135,8 @@ class _Trace:
                 return value
 
     def retype(self, value: Block, declared: fl.Type) -> Block:
-        """Return a value with the declared type, which its own type is assignable to.
-
-        A value that went through a lambda can have the narrower type of the lambda's
-        argument: other names of elements, or all equal.
-        """
+        # After a lambda is applied, a value has the type of the lambda's argument. It
+        # can have other names of elements, or be all equal.
         own_type = value.type_signature
         if own_type == declared:
             return value
@@ -181,11 +179,8 @@ class _Trace:
 
 
 def _body(calls: list[tuple[str, Block]], result: Block) -> Block:
-    """Return the body of a lambda with some calls.
-
-    A single call of a TensorFlow computation keeps the form of federated_language, so
-    that executors without lambdas recognize the lambda as this computation.
-    """
+    # A single call of a TensorFlow computation is returned as it is, so that executors
+    # without lambdas recognize the lambda as this computation.
     match calls, result:
         case [(name, flf.Call(function=flf.CompiledComputation()) as call)], (
             flf.Reference(name=returned)

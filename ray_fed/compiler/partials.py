@@ -1,7 +1,8 @@
-"""Rewrites each aggregation as zero, accumulate, merge and report.
+"""Rewrites each aggregation as the functions zero, accumulate, merge and report.
 
-An aggregation with partials is a `federated_aggregate` without a report, which runs in
-`up_to_merge`, and a report, which runs in `after_merge`.
+A partial is the result of a subset of the clients. Before the merge, a
+`federated_aggregate` without a report computes it. After the merge, the report computes
+the result from the merged partial.
 """
 
 import dataclasses
@@ -20,13 +21,14 @@ Block = flf.ComputationBuildingBlock
 
 @dataclasses.dataclass(frozen=True)
 class PartialAggregation:
-    """One aggregation of a call graph, as a federated_aggregate without a report.
+    """One aggregation of a computation, divided at the merge.
 
     Attributes:
-        before: (name, call) pairs that must be added before the aggregation.
-        call: The federated_aggregate, which returns a partial of type U.
-        merge: <U, U> -> U.
-        report: U -> result, or None if the partial is the result.
+        name: Name of the call.
+        before: Names and calls that must be added before the aggregation.
+        call: The federated_aggregate without a report. It returns a partial of type U.
+        merge: Function <U, U> -> U.
+        report: Function from U to the result, or None if the partial is the result.
     """
 
     name: str
@@ -37,21 +39,22 @@ class PartialAggregation:
 
 
 def is_aggregation(call: Block) -> bool:
-    """Return whether a block calls an aggregating intrinsic."""
+    """Return whether a block calls an intrinsic that aggregates, such as a mean."""
     return isinstance(call, flf.Call) and intrinsics.is_aggregation(call.function)
 
 
 def partial_type(aggregations: Sequence[PartialAggregation]) -> fl.Type:
-    """Return the type of a stage's partial: a struct with one per aggregation."""
+    """Return the type of the struct of the partials of some aggregations."""
     return fl.StructType(
         [type_checks.member_type(a.call.type_signature) for a in aggregations]
     )
 
 
 def to_partial_aggregation(name: str, call: flf.Call) -> PartialAggregation:
-    """Return an aggregation as a federated_aggregate and a separate report.
+    """Divide an aggregation at the merge.
 
-    Raises CompileError if the intrinsic has no partials.
+    `call` is the aggregation, and `name` is its name. Raises CompileError if ray_fed
+    does not know its intrinsic.
     """
     uri = cast("flf.Intrinsic", call.function).uri
     argument = cast("Block", call.argument)

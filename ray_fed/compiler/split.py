@@ -1,13 +1,16 @@
-"""Cuts a computation at its aggregations into up_to_merge, merge and after_merge.
+"""Divides a computation at its aggregations into up_to_merge, merge and after_merge.
 
     calls before the aggregations, without reports  ->  up_to_merge
     the merges of the aggregations                  ->  merge, of partials of two slices
     reports, and calls after the aggregations       ->  after_merge
 
-Aggregations that do not depend on one another are one stage: their partials travel as a
-struct. An aggregation that depends on the result of another one belongs to a later
-stage. Each stage has an `up_to_merge` of the argument and of all earlier merged values,
-and a `merge`. A stage that uses values which clients computed in earlier stages has a
+A partial is the result of a slice, which is a subset of the clients. A report is a
+function from the merged partial of an aggregation to its result.
+
+Aggregations that do not depend on one another are one stage, with a struct of their
+partials. An aggregation that depends on the result of another one belongs to a later
+stage. Each stage has a `merge`, and an `up_to_merge` of the argument and of all earlier
+merged values. A stage that uses values which clients computed in earlier stages has a
 second form that takes these values: see `kept_values`.
 
 A result has two kinds of parts: values that differ by client, and all others.
@@ -56,7 +59,7 @@ flf = fl.framework
 Block = flf.ComputationBuildingBlock
 
 PAIR = "pair"
-"""Name of a parameter that is a struct: argument and merged values, or two partials."""
+"""Name of a parameter that is a struct, such as argument and merged values."""
 
 _KEPT = "kept"
 _NOTHING = KeptNames()
@@ -73,8 +76,9 @@ def compile_to_mergeable_comp_form(
 
     Raises:
         ValueMismatchError: `comp` is not a computation.
-        CompileError: An aggregation depends on the result of another one, has no
-            partials, or has a merge that captures values which depend on the argument.
+        CompileError: An aggregation depends on the result of another one, is not known
+            to ray_fed, or has a merge that captures values which depend on the
+            argument.
     """
     type_checks.check_kind(comp, flf.ConcreteComputation, "comp")
     chain = compile_to_chain(comp)
@@ -93,8 +97,8 @@ def compile_to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain:
 
     The stage of an aggregation is the length of the longest chain of aggregations that
     it depends on. Without an aggregation, there is one stage without partials. Raises
-    CompileError if an aggregation has no partials, or has a merge that captures values
-    which depend on the argument or on another aggregation.
+    CompileError if an aggregation is not known to ray_fed, or has a merge that captures
+    values which depend on the argument or on another aggregation.
     """
     block = Block.from_proto(comp.to_proto())
     graph = normalize(block)
@@ -127,6 +131,7 @@ def _group(graph: CallGraph) -> list[list[PartialAggregation]]:
         if name not in needed or not is_aggregation(call):
             continue
         behind = needed_names(free_references(call), calls)
+        # All aggregations that this one needs must be merged in earlier stages.
         depth = max(
             (depths[other] + 1 for other in depths if other in behind), default=0
         )
@@ -140,7 +145,6 @@ def _group(graph: CallGraph) -> list[list[PartialAggregation]]:
 def _keep(
     graph: CallGraph, stages: Sequence[Sequence["PartialAggregation"]]
 ) -> list[KeptNames]:
-    """Return the kept values of each stage, and of the work after the last merge."""
     calls_of_stages: list[tuple[frozenset[str], Mapping[str, Block]]] = []
     wanted = free_references(flf.Struct(at_clients(graph.result)))
     stage_of = {a.name: i for i, stage in enumerate(stages) for a in stage}
@@ -169,7 +173,6 @@ def _divide_result(
     stages: Sequence[Sequence["PartialAggregation"]],
     kept: KeptNames,
 ) -> ResultParts | None:
-    """Return the parts of the result, or None if no part differs by client."""
     of_clients = at_clients(graph.result)
     if not of_clients:
         return None
@@ -233,11 +236,8 @@ def _up_to_merge(
 
 
 def _merge(graph: CallGraph, aggregations: Sequence[PartialAggregation]) -> Block:
-    """Return the merge of a stage's partials, with one local per aggregation.
-
-    The random numbers of a merge depend on the name of its local. Two aggregations with
-    one merge function therefore draw different numbers.
-    """
+    # The random numbers of a merge depend on the name of its local. With a local for
+    # each aggregation, two aggregations with one merge function draw other numbers.
     partial = partial_type(aggregations)
     pair = flf.Reference(PAIR, fl.StructType([partial, partial]))
     merges: list[tuple[str, Block]] = []
@@ -273,7 +273,6 @@ def _after_merge(
     result: Block,
     kept: KeptNames = _NOTHING,
 ) -> Block:
-    """Return a function from the merged values to a result, or to a part of it."""
     inputs = stage_input(graph, stages, kept.loads)
     locals_ = inputs.locals_for(free_references(result))
     return close_over(inputs.parameter, locals_, result)
@@ -284,10 +283,11 @@ class StageInput:
     """The input of a stage, or of `after_merge`, once the earlier stages are merged.
 
     Attributes:
-        parameter: A reference to the argument and the merged values, or None if there
-            are none.
+        parameter: A reference to the argument and the merged values, or None if the
+            stage takes nothing.
         bound: Locals that give names to the elements of `parameter`.
-        calls: The calls of the graph, by name. Reports replace merged aggregations.
+        calls: The calls of the computation, by name. For an aggregation that is already
+            merged, the call is its report.
     """
 
     parameter: flf.Reference | None
@@ -308,9 +308,9 @@ def stage_input(
     stages: Sequence[Sequence[PartialAggregation]],
     loaded: Sequence[str] = (),
 ) -> StageInput:
-    """Return the input of the stage that follows some merged stages.
+    """Return the input of the stage that follows the merged `stages`.
 
-    `loaded` are the names of the clients' values that the stage takes from them.
+    `loaded` has the names of the clients' values that the stage takes from them.
     """
     merged = [
         flf.Reference(
@@ -324,7 +324,7 @@ def stage_input(
         for stage, reference in zip(stages, merged, strict=True)
         for position, aggregation in enumerate(stage)
     }
-    # Later calls find the report of a merged aggregation under the aggregation's name.
+    # Later calls refer to a merged aggregation by its name, and must get its report.
     calls = dict(graph.calls) | reports
     parts = [] if graph.parameter is None else [graph.parameter]
     parts += merged

@@ -1,7 +1,7 @@
-"""Building blocks of computations and their types: parsed, written and checked.
+"""Reads, writes and checks computations of federated_language and their types.
 
-Importing this package gives failing calls of federated_language the errors of ray_fed,
-which say what to do, and short tracebacks.
+Importing this package patches federated_language: if a user's call of a computation
+fails, the error says what to do, and the traceback is short.
 """
 
 import inspect

@@ -1,4 +1,7 @@
-"""Computations as bytes and back: the form that travels between processes."""
+"""Converts computations to bytes and back, for the way between processes.
+
+A building block is a node of a computation's syntax tree, such as a call or a lambda.
+"""
 
 import contextlib
 import dataclasses
@@ -23,29 +26,30 @@ _TOO_DEEP = (
 
 
 _CACHED_TYPES = 1024
-"""Number of types that are cached with their bytes, in each direction."""
+"""Size of the caches of `serialize_type` and of `parse_type`, in types."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
     """A serialized function with the values that it captures.
 
-    `computation` is a serialized `pb.Computation` of a functional type. The free
-    references of a lambda are the names in `captured`, which has the name, serialized
-    type and plain value of each.
+    Attributes:
+        computation: A serialized `pb.Computation` of a functional type.
+        captured: The name, serialized type and plain value of each name that the
+            function refers to but does not define.
     """
 
     computation: bytes
     captured: tuple[tuple[str, bytes, Plain], ...] = ()
 
     def building_block(self) -> fl.framework.ComputationBuildingBlock:
-        """Return the function as a building block."""
+        """Return the parsed `computation`."""
         return parse_block(self.computation)
 
 
 @contextlib.contextmanager
 def depth_in_words() -> Generator[None]:
-    """Replace protobuf's error for messages that nest too deeply by a CompileError."""
+    """In the `with` block, turn protobuf's error for deep nesting into CompileError."""
     try:
         yield
     except message.DecodeError as error:
@@ -81,13 +85,13 @@ def parse_block(serialized: bytes) -> fl.framework.ComputationBuildingBlock:
 
 
 def serialize(block: fl.framework.ComputationBuildingBlock) -> bytes:
-    """Return a building block as a deterministic `pb.Computation`."""
+    """Return the bytes of a block, or raise CompileError if it nests too deeply."""
     with depth_in_words():
         return block.to_proto().SerializeToString(deterministic=True)
 
 
 def serialize_computation(comp: object) -> bytes:
-    """Return a computation as bytes, which TensorFlow Federated 0.87 reads, too.
+    """Return a computation as bytes. TensorFlow Federated 0.87 can read them, too.
 
     Raises:
         ValueMismatchError: `comp` is not a computation.
@@ -104,13 +108,12 @@ def serialize_computation(comp: object) -> bytes:
 def deserialize_computation(serialized: object) -> fl.framework.ConcreteComputation:
     """Return the computation of a serialized `pb.Computation`.
 
-    federated_language and TensorFlow Federated 0.87 use the same message. In TensorFlow
-    Federated, `tff.framework.serialize_computation(comp).SerializeToString()` writes
-    it. Python containers are not part of the message: structures are read as
-    OrderedDicts and tuples.
+    TensorFlow Federated 0.87 uses the same message, and writes it by
+    `tff.framework.serialize_computation(comp).SerializeToString()`. The message does
+    not name Python containers: structures are read as OrderedDicts and tuples.
 
     Args:
-        serialized: Bytes of a computation, whose type is a function.
+        serialized: Bytes of a computation with a functional type.
 
     Raises:
         ValueMismatchError: `serialized` is not a `bytes` object.
@@ -141,9 +144,9 @@ def parse_type(serialized: bytes) -> fl.Type:
 
 
 def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
-    """Return the building block of a file: its URI as a `google.protobuf.StringValue`.
+    """Return the block that stands for the data in a file, of the type `type_spec`.
 
-    The text after a `#` in the URI is the name of a column.
+    Text after a `#` in `uri` is the name of a column.
     """
     content = any_pb2.Any()
     content.Pack(wrappers_pb2.StringValue(value=uri), deterministic=True)
@@ -151,7 +154,7 @@ def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
 
 
 def data_uri(block: fl.framework.Data) -> str:
-    """Return the URI of a data block, or raise UnsupportedError for other content."""
+    """Return the URI in a block of `data_block`, or raise UnsupportedError."""
     packed = wrappers_pb2.StringValue()
     if not block.content.Unpack(packed):
         raise errors.UnsupportedError(
@@ -162,8 +165,9 @@ def data_uri(block: fl.framework.Data) -> str:
 
 
 def to_block(value: object) -> fl.framework.ComputationBuildingBlock | None:
-    """Return a computation of any class as a building block, or None for other values.
+    """Return a computation as a building block, or None for any other value.
 
+    `value` can be a building block, a `ConcreteComputation` or a `pb.Computation`.
     Raises UnsupportedError for a message with an unknown kind of computation.
     """
     match value:
@@ -193,7 +197,7 @@ def is_tensorflow(block: fl.framework.CompiledComputation) -> bool:
 
 
 def show_block(block: fl.framework.ComputationBuildingBlock) -> str:
-    """Return a building block for an error message, cut when long."""
+    """Return the text of a building block for an error message. Long texts are cut."""
     return errors.cut(block.compact_representation())
 
 
@@ -201,7 +205,7 @@ def find_blocks(
     block: fl.framework.ComputationBuildingBlock,
     is_wanted: Callable[[fl.framework.ComputationBuildingBlock], bool],
 ) -> list[fl.framework.ComputationBuildingBlock]:
-    """Return all blocks in a building block, including itself, that are wanted."""
+    """Return `block` and the blocks inside it for which `is_wanted` is true."""
     accepted: list[fl.framework.ComputationBuildingBlock] = []
 
     def note(
@@ -232,11 +236,11 @@ def bound_names(block: fl.framework.ComputationBuildingBlock) -> set[str]:
 def operand_name(
     operand: fl.framework.ComputationBuildingBlock, where: str | int
 ) -> str | None:
-    """Return a name for an operand, for the key of its random numbers.
+    """Return the name that an operand has in the key of its random numbers.
 
-    Two calls in one struct draw different numbers, as two locals do. `where` is the
-    index of an element, or a word. The result is None for an operand without calls,
-    which cannot draw.
+    An operand is an element of a struct, or the argument of a call. `where` is its
+    index, or a word such as "argument". Operands with different names draw different
+    random numbers. An operand without calls cannot draw, and its name is None.
     """
     while isinstance(operand, fl.framework.Selection):
         operand = operand.source

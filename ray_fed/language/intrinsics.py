@@ -1,9 +1,12 @@
-"""Derived aggregations as the arguments of `federated_aggregate`.
+"""Defines aggregations such as `federated_mean` by a general `federated_aggregate`.
 
-The executor that interprets an intrinsic and the compiler that splits a computation
-take zero, accumulate, merge and report from here, so both give the same bits.
-Arithmetic that has no intrinsic in federated_language is defined here as an intrinsic
-of ray_fed, which the leaf executor runs.
+A `federated_aggregate` has four functions: zero, accumulate, merge and report. An
+executor that interprets a computation and the compiler that splits it both take these
+functions from here, so both compute the same bits.
+
+The functions are intrinsics: operators that an executor knows by a URI. If
+federated_language has no intrinsic for some arithmetic, this module defines one. The
+executor that runs TensorFlow carries it out (`ray_fed.tensorflow.operators`).
 """
 
 import dataclasses
@@ -34,26 +37,29 @@ LOWEST = _define("LOWEST", fl.FunctionType(None, _T))
 MINIMUM = _define("MINIMUM", fl.FunctionType([_T, _T], _T))
 MAXIMUM = _define("MAXIMUM", fl.FunctionType([_T, _T], _T))
 ADD_VALUE = _define("ADD_VALUE", fl.FunctionType([_U, _T], _U))
-"""Adds a value to <sum, number of clients>."""
+"""Function from <<sum, count>, value> to <sum + value, count + 1>."""
 ADD_WEIGHTED = _define("ADD_WEIGHTED", fl.FunctionType([_U, _T], _U))
-"""Adds <value, weight> to <sum of value * weight, sum of weight, number of clients>."""
+"""Function from <<sum, total, count>, <value, weight>> to
+<sum + value * weight, total + weight, count + 1>."""
 CHECK_MAXIMUM = _define("CHECK_MAXIMUM", fl.FunctionType([_T, _U], _T))
-"""Returns the first argument. No element may exceed the bound of its tensor."""
+"""Function from <value, bounds> to value. Raises if an element exceeds its bound."""
 CHECK_BITWIDTH = _define("CHECK_BITWIDTH", fl.FunctionType([_T, _U], _T))
-"""Returns the first argument. Elements must fit the number of bits of their tensor."""
+"""Function from <value, numbers of bits> to value. Raises if an element is negative, or
+needs more bits than its tensor may have."""
 AVERAGE = _define("AVERAGE", fl.FunctionType(_U, _T))
-"""Divides the sum by the weight or the number of clients. No clients is an error."""
+"""Function from <sum, total, count> to sum / total, or <sum, count> to sum / count.
+Raises if the count of clients is 0."""
 MODULAR_ZERO = _define("MODULAR_ZERO", fl.FunctionType([_T], _U))
-"""Checks <modulus> and returns <zeros, moduli>."""
+"""Function from <modulus> to <zeros, moduli>. Raises if a modulus is not positive."""
 ADD_MODULAR = _define("ADD_MODULAR", fl.FunctionType([_U, _T], _U))
-"""Adds a value to <sum, moduli>, modulo the moduli."""
+"""Function from <<sum, moduli>, value> to <(sum + value) % moduli, moduli>."""
 MERGE_MODULAR = _define("MERGE_MODULAR", fl.FunctionType([_U, _U], _U))
-"""Adds two <sum, moduli> with equal moduli, modulo the moduli."""
+"""Function from two <sum, moduli> with equal moduli to the <sum, moduli> of both."""
 MODULAR_SUM = _define("MODULAR_SUM", fl.FunctionType(_U, _T))
-"""Returns the sum of <sum, moduli>."""
+"""Function from <sum, moduli> to sum."""
 
 GENERIC_ZERO_URI = "generic_zero"
-"""URI of the intrinsic that is a value of zeros, not a function."""
+"""URI of federated_language's intrinsic that is a value of zeros, not a function."""
 
 FEDERATED_SECURE_MODULAR_SUM = flf.IntrinsicDef(
     "FEDERATED_SECURE_MODULAR_SUM",
@@ -63,22 +69,25 @@ FEDERATED_SECURE_MODULAR_SUM = flf.IntrinsicDef(
     ),
     aggregation_kind=flf.AggregationKind.SECURE,
 )
-"""An intrinsic of TensorFlow Federated's computations that federated_language lacks."""
+"""A sum of integers modulo a bound, which computations of TensorFlow Federated contain.
+federated_language does not define it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """The arguments of `federated_aggregate` after the value, as intrinsics.
+    """The functions of a `federated_aggregate`, as intrinsics.
 
-    T is the type of a client's value, and U is the type of a partial.
+    T is the type of a client's value. U is the type of a partial, which is the
+    accumulated result of some clients.
 
     Attributes:
-        zero: -> U, or <bound> -> U for a modular sum.
-        accumulate: <U, T> -> U.
-        merge: <U, U> -> U.
-        report: U -> the declared result, or None if that is the partial itself.
-        check: <T, bound> -> T, which each client's value goes through before it is
-            accumulated, or None.
+        zero: Function -> U. For a modular sum, it is a function <modulus> -> U.
+        accumulate: Function <U, T> -> U that adds one client's value.
+        merge: Function <U, U> -> U that combines two partials.
+        report: Function from U to the aggregation's result, or None if the merged
+            partial is the result.
+        check: Function <T, bound> -> T that runs on each client's value before
+            `accumulate`, or None. It raises an error if the value exceeds the bound.
     """
 
     zero: flf.Intrinsic
@@ -138,13 +147,6 @@ def _averaged(
 
 
 def _modular_sum(member: fl.Type, modulus: fl.Type) -> Aggregation:
-    """Return the aggregation of a modular sum.
-
-    Its partials contain the moduli.
-
-    There is one modulus for all tensors, or one for each. Raises CompileError for
-    another number, or for a tensor that is not of integers.
-    """
     tensors = cast("list[fl.TensorType]", trees.leaf_types(member))
     moduli = cast("list[fl.TensorType]", trees.leaf_types(modulus))
     for leaf in [*tensors, *moduli]:
@@ -190,9 +192,9 @@ DERIVED_AGGREGATIONS: Mapping[str, Callable[..., Aggregation]] = {
     flf.FEDERATED_SECURE_SUM_BITWIDTH.uri: _checked_sum(CHECK_BITWIDTH),
     FEDERATED_SECURE_MODULAR_SUM.uri: _modular_sum,
 }
-"""Functions of the member type of a value, by URI of the aggregation. The member type
-of a weighted mean is <value, weight>. The functions of `BOUNDED` also take the type of
-the bound. Secure sums are simulated in the clear."""
+"""For each aggregation, by URI, a function that returns its `Aggregation`. The argument
+is the type of one client's value, which is <value, weight> for a weighted mean. For the
+aggregations of `BOUNDED`, the type of the bound is a second argument."""
 
 BOUNDED = frozenset(
     {
@@ -201,21 +203,23 @@ BOUNDED = frozenset(
         FEDERATED_SECURE_MODULAR_SUM.uri,
     }
 )
-"""URIs of aggregations whose argument is <value, bound>."""
+"""URIs of the aggregations whose argument is <value, bound>. They are secure sums."""
 
 SIMULATED = BOUNDED | {flf.FEDERATED_SECURE_SELECT.uri}
-"""URIs of intrinsics that hide values from the server, which run in the clear here."""
+"""URIs of the intrinsics that hide clients' values from the server by encryption in a
+real deployment. ray_fed computes them in the clear."""
 
 
 def zeros_of(type_spec: fl.Type) -> flf.Intrinsic:
-    """Return the function that computes the value of a generic_zero."""
+    """Return a function without parameters that returns zeros of a type."""
     return _intrinsic(ZEROS, None, type_spec)
 
 
 def is_aggregation(block: flf.ComputationBuildingBlock) -> bool:
-    """Return whether a block is an intrinsic from values at clients to the server.
+    """Return whether a block is an intrinsic that combines clients' values.
 
-    The type decides, so it is also true for aggregations that ray_fed does not know.
+    The type decides: the parameter has a part placed at clients and the result has
+    none. So this is also true for aggregations that ray_fed does not know.
     """
     match block:
         case flf.Intrinsic(

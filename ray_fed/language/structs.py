@@ -1,4 +1,4 @@
-"""Structs of executors, and the Python containers that they are made from."""
+"""Converts Python containers to structs: federated_language's tuples, named or not."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,20 +14,23 @@ _T = TypeVar("_T")
 
 
 Struct = structure.Struct
-"""The class of structs in arguments of federated_language and results of executors."""
+"""The class that federated_language and executors use for struct values in Python."""
 
 
 Plain = Any
-"""A value in the form that `ray_fed.values.plain_values` describes."""
+"""A plain value: NumPy arrays in tuples and lists (`ray_fed.values.plain_values`)."""
 
 
 def iter_elements(value: Struct[_T]) -> Iterator[tuple[str | None, _T]]:
-    """Yield (name, element) of a struct, in order."""
+    """Yield the name, or None, and the value of each element of a struct, in order."""
     return iter(structure.to_elements(value))
 
 
 def to_struct(elements: object) -> Struct[Any]:
-    """Return any container of elements as a struct with one level."""
+    """Return a container as a struct. Containers inside it stay as they are.
+
+    Raises ValueMismatchError for an object that is not a container.
+    """
     if isinstance(elements, Struct):
         return cast("Struct[Any]", elements)
     try:
@@ -42,11 +45,21 @@ def to_struct(elements: object) -> Struct[Any]:
 def struct_elements(
     value: object, type_spec: fl.StructType, label: str = "value"
 ) -> list[tuple[fl.Type, str, Any]]:
-    """Split a Python container into the (type, label, element)s of its type, in order.
+    """Return the elements of a Python container, in the order of its struct type.
 
-    If the container and the type have names, elements are matched by name. A container
-    without names is matched by position. Raises ValueMismatchError if the container has
-    other elements than its type.
+    A mapping is matched with the type by name, and any other container by position.
+
+    Args:
+        value: A Struct, mapping, list, tuple, attrs object or dataclass.
+        type_spec: The expected type.
+        label: Name of `value` in error messages.
+
+    Returns:
+        For each element: its type, its name for error messages, and the element.
+
+    Raises:
+        ValueMismatchError: `value` is not a container, or the number or the names of
+            its elements differ from the type.
     """
     names = [name for name, _ in type_spec.items()]
     found_names, elements = _container_items(value, type_spec, label)
@@ -71,9 +84,9 @@ def struct_elements(
 
 
 def _name_inside(label: str, name: str) -> str:
-    """Return "label.name", or "`path.name` of ..." for labels with several words."""
     if " of " not in label:
         return f"{label}.{name}"
+    # A label with several words is "`path` of the argument", for example.
     path, is_nested, rest = label.partition("` of ")
     return f"{path}.{name}` of {rest}" if is_nested else f"`{name}` of {label}"
 
@@ -88,7 +101,7 @@ def _names_error(
 
 
 def _advise(names: Sequence[str | None], actual: Sequence[object]) -> str:
-    """Return advice if a state, a result of a run or data was passed by mistake."""
+    # For example, a user passes a result in place of its state to `next`.
     for part, whole in (("state", "result"), ("weights", "state")):
         if part in actual and part not in names:
             return f": pass its `{part}`, such as `{whole}.{part}`"
@@ -127,15 +140,15 @@ def _container_items(
 
 
 def show(value: object) -> str:
-    """Return a value and its Python type for an error message, cut when long."""
+    """Return the text of a value and its Python type for an error message, cut."""
     return f"`{errors.describe(value)}` of Python type `{type(value).__name__}`"
 
 
 def is_raw_memory(value: object) -> bool:
-    """Return whether an object is raw memory, whose bytes NumPy would read as numbers.
+    """Return whether an object is raw memory without a dtype.
 
     Examples are bytes, bytearray, memoryview, mmap, array.array and ctypes arrays.
-    NumPy arrays and tensors have a dtype and are not raw memory.
+    NumPy would read their bytes as numbers. NumPy arrays and tensors have a dtype.
     """
     if hasattr(value, "dtype"):
         return False

@@ -26,10 +26,12 @@ from ray_fed.language.structs import Struct
 from ray_fed.language.type_checks import is_placed_struct
 
 IsLeaf: TypeAlias = Callable[[fl.Type], bool]
-"""Decides where a walk ends. It must be true for every type that is not a struct."""
+"""Returns whether a type is a leaf, so that a walk does not take it apart. It must be
+true for every type that is not a struct."""
 
 Path: TypeAlias = tuple[str | int, ...]
-"""The names of the elements around a leaf, or their indices if they have no names."""
+"""The way from a type to a leaf in it, outermost first: the name of each element on the
+way, or its index if it has no name."""
 
 
 def is_no_struct(type_spec: fl.Type) -> bool:
@@ -54,7 +56,7 @@ def leaf_types(
 
 
 def named_leaves(type_spec: fl.Type, path: Path = ()) -> Iterator[tuple[Path, fl.Type]]:
-    """Yield the path and the type of each leaf."""
+    """Yield the path and the type of each leaf. `path` leads to `type_spec` itself."""
     if not isinstance(type_spec, fl.StructType):
         yield path, type_spec
         return
@@ -65,7 +67,7 @@ def named_leaves(type_spec: fl.Type, path: Path = ()) -> Iterator[tuple[Path, fl
 def leaves(
     value: Any, type_spec: fl.Type | None, is_leaf: IsLeaf = is_no_struct
 ) -> list[Any]:
-    """Return the leaves of a value of nested tuples or Structs."""
+    """Return the leaves of a value in nested tuples or Structs, in the type's order."""
     if type_spec is None:
         return []
     if is_leaf(type_spec):
@@ -82,7 +84,7 @@ def flatten(value: Any) -> list[Any]:
 
 
 def unflatten(remaining: Iterator[Any], type_spec: fl.Type) -> Any:
-    """Return the nested Structs of a type, with the next leaves of an iterator."""
+    """Build a value of `type_spec` in nested Structs from the next leaves."""
     if not isinstance(type_spec, fl.StructType):
         return next(remaining)
     return Struct((name, unflatten(remaining, e)) for name, e in type_spec.items())
@@ -91,7 +93,7 @@ def unflatten(remaining: Iterator[Any], type_spec: fl.Type) -> Any:
 def nest(
     remaining: Iterator[Any], type_spec: fl.Type, is_leaf: IsLeaf = is_no_struct
 ) -> Any:
-    """Return the nested tuples of a type, with the next leaves of an iterator."""
+    """Build a value of `type_spec` in nested tuples from the next leaves."""
     if is_leaf(type_spec):
         return next(remaining)
     return tuple([nest(remaining, e, is_leaf) for e in type_spec.children()])
@@ -100,7 +102,7 @@ def nest(
 def map_leaves(
     function: Callable[[Any, Any], Any], value: Any, type_spec: fl.Type
 ) -> Any:
-    """Return nested Structs with `function` of each leaf and the leaf's type."""
+    """Return a value as nested Structs, with `function(leaf, leaf type)` as leaves."""
     if not isinstance(type_spec, fl.StructType):
         return function(value, type_spec)
     return Struct(
@@ -110,7 +112,7 @@ def map_leaves(
 
 
 def map_types(function: Callable[[Any], fl.Type], type_spec: fl.Type) -> fl.Type:
-    """Return a type with `function` of each leaf, in the same Python containers."""
+    """Return a type with `function(leaf)` for each leaf, in the same containers."""
     if not isinstance(type_spec, fl.StructType):
         return function(type_spec)
     elements = [(name, map_types(function, e)) for name, e in type_spec.items()]
@@ -120,7 +122,7 @@ def map_types(function: Callable[[Any], fl.Type], type_spec: fl.Type) -> fl.Type
 
 
 def count_bytes(type_spec: fl.Type) -> int | None:
-    """Return the number of bytes of a value, or None if its type does not fix it."""
+    """Return the number of bytes of a value, or None if its type does not decide it."""
     num_bytes = 0
     for leaf in leaf_types(type_spec):
         dtype, shape = getattr(leaf, "dtype", np.str_), getattr(leaf, "shape", None)

@@ -1,4 +1,4 @@
-"""Questions about federated types, and checks of values and calls against types."""
+"""Answers questions about federated types, and checks arguments of users."""
 
 import functools
 import numbers
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 _CACHED_TYPES = 1024
-"""Number of types whose answers are cached. Computing one costs more than a call."""
+"""Size of each cache of answers, in types. Each call of a computation asks again."""
 
 
 def is_at_clients(type_spec: fl.Type) -> bool:
@@ -34,7 +34,7 @@ def differs_by_client(type_spec: fl.Type) -> bool:
 
 @functools.lru_cache(maxsize=_CACHED_TYPES)
 def holds_clients(type_spec: fl.Type) -> bool:
-    """Return whether some part of a type differs by client."""
+    """Return whether some part of a type has a value of its own for each client."""
     return fl.framework.type_contains(type_spec, differs_by_client)
 
 
@@ -52,12 +52,15 @@ def _holds_placed(type_spec: fl.StructType) -> bool:
 
 
 def is_placed_struct(type_spec: fl.Type) -> bool:
-    """Return whether a type is a struct with placed parts."""
+    """Return whether a type is a struct with parts placed at clients or the server."""
     return isinstance(type_spec, fl.StructType) and _holds_placed(type_spec)
 
 
 def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
-    """Raise ValueMismatchError unless `source` is assignable to `target`."""
+    """Raise ValueMismatchError unless a value of type `source` can be a `target`.
+
+    `label` names the value in the error message.
+    """
     if not target.is_assignable_from(source):
         raise errors.ValueMismatchError(
             f"Expected {label} of type `{target}`, found `{source}`."
@@ -65,9 +68,9 @@ def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
 
 
 def narrow(value: object, cls: type[_T], label: str) -> _T:
-    """Return an embedded value as a `cls`, the class of values of the executor `label`.
+    """Return `value` if it is of the class of values of the executor named `label`.
 
-    Raises ValueMismatchError if another executor embedded the value.
+    Raises ValueMismatchError if another executor created the value.
     """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
@@ -78,7 +81,10 @@ def narrow(value: object, cls: type[_T], label: str) -> _T:
 
 
 def check_kind(value: object, cls: type[_T], name: str) -> _T:
-    """Return an argument of a caller as a `cls`, or raise ValueMismatchError."""
+    """Return `value`, or raise ValueMismatchError if it is not a `cls`.
+
+    `name` is the name of the user's argument, for the error message.
+    """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
             f"Expected `{name}` to be of the class `{cls.__name__}`, found"
@@ -88,9 +94,10 @@ def check_kind(value: object, cls: type[_T], name: str) -> _T:
 
 
 def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int:
-    """Return the position of a struct's element that an index or a name selects.
+    """Return the index of the element of a struct type with an index or a name.
 
-    Raises UnsupportedError unless exactly one of them is given.
+    Raises UnsupportedError unless exactly one of `index` and `name` is None, and
+    ValueMismatchError if the type is not a struct or has no such element.
     """
     if (index is None) == (name is None):
         raise errors.UnsupportedError(
@@ -114,9 +121,10 @@ def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int
 def check_call(
     function: fl.framework.ExecutorValue, argument: fl.framework.ExecutorValue | None
 ) -> fl.FunctionType:
-    """Return the type of a function that is called with an argument, or none.
+    """Return the type of a function that an executor calls with an argument.
 
-    Raises ValueMismatchError unless it is a function that takes the argument.
+    Raises ValueMismatchError if `function` is not a function, or does not take
+    `argument`. For a function without a parameter, `argument` is None.
     """
     type_spec = function.type_signature
     if not isinstance(type_spec, fl.FunctionType):
@@ -146,10 +154,10 @@ def check_no_argument(type_spec: fl.FunctionType, arg: object) -> None:
 
 
 def check_count(value: object, name: str, least: int = 1) -> int:
-    """Return a count that a caller passed, as an int.
+    """Return a count that a user passed as the argument `name`, as an int.
 
-    Raises CardinalityError for a value below `least`, and ValueMismatchError for a
-    value that is not a whole number.
+    Raises CardinalityError for a number below `least`, and ValueMismatchError for any
+    other value that is not a whole number.
     """
     if isinstance(value, int | float | np.number) and value < least:
         raise errors.CardinalityError(
@@ -163,15 +171,12 @@ def check_count(value: object, name: str, least: int = 1) -> int:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number, of Python or numpy, not a bool."""
+    """Return whether a value is an integer of Python or NumPy. A bool is not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Integral)
 
 
 def read_whole(name: str, value: object, least: int, most: int | None = None) -> int:
-    """Return a setting that a user passed, as an int, or raise ConfigError.
-
-    It must be a whole number from `least` to `most`.
-    """
+    """Return a setting from `least` to `most` as an int, or raise ConfigError."""
     if not is_whole(value) or value < least or (most is not None and value > most):
         within = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise errors.ConfigError(
@@ -182,7 +187,7 @@ def read_whole(name: str, value: object, least: int, most: int | None = None) ->
 
 
 def member_type(type_spec: fl.Type) -> fl.Type:
-    """Return the member of a federated type."""
+    """Return the type of one member of a federated type: int32 for {int32}@CLIENTS."""
     return cast("fl.FederatedType", type_spec).member
 
 
@@ -192,10 +197,10 @@ def is_empty_struct(type_spec: fl.Type) -> bool:
 
 
 def struct_type(type_spec: fl.Type) -> fl.StructType:
-    """Return a type that is known to be a struct, for the type checker."""
+    """Return `type_spec`, cast for the type checker. It must be a struct."""
     return cast("fl.StructType", type_spec)
 
 
 def function_type(type_spec: fl.Type) -> fl.FunctionType:
-    """Return a type that is known to be a function, for the type checker."""
+    """Return `type_spec`, cast for the type checker. It must be a function."""
     return cast("fl.FunctionType", type_spec)

@@ -1,1 +1,1 @@
-"""The work of a worker, as plain data: the merge tree, random keys, diagnostics."""
+"""Describes the work of a worker as data: plans, merge tree, random keys and notes."""

@@ -1,9 +1,9 @@
-"""Notes that work adds while it runs, for the report of its round.
+"""Collects notes about how work ran, for the report of its round.
 
-An executor adds notes to a set in a context variable, which follows asyncio tasks and
-calls to other threads. The function that evaluates a subround collects them with
-`noting` and returns them with the results. Each note becomes one event of the round,
-before its `RoundFinished`.
+An executor adds notes to a set in a context variable, which asyncio tasks and calls on
+other threads inherit. The function that evaluates a subround collects them with
+`noting`, and returns them with the results. Each note becomes one event of the round,
+before its `RoundFinished` event.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ _DEFECT_ERRORS = AttributeError, AssertionError, LookupError, NameError
 
 @dataclasses.dataclass(frozen=True)
 class RandomOpsUnkeyed:
-    """Random ops ran whose numbers do not depend on seed, call and client.
+    """Note that random ops ran whose numbers do not depend on seed, call and client.
 
     Attributes:
-        computation: Name and source line of the computation, as errors show them.
-        content: The beginning of the computation's hash.
-        ops: Name and kind of each op. It draws other numbers in every attempt.
-        round_index: Index of the round, once the note is an event.
+        computation: Name and source line of the computation, as in error messages.
+        content: First digits of the computation's hash.
+        ops: Name and kind of each op. It draws other numbers if the work is repeated.
+        round_index: Index of the round, which is set when the note becomes an event.
     """
 
     computation: str
@@ -39,13 +39,13 @@ class RandomOpsUnkeyed:
 
 @dataclasses.dataclass(frozen=True)
 class ComputationUnlowered:
-    """A computation read its sequences through tf.data, which takes longer.
+    """Note that a computation read its sequences through tf.data, which takes longer.
 
     Attributes:
-        computation: Name and source line of the computation, as errors show them.
-        content: The beginning of the computation's hash.
-        reason: The op that has no other way, or a few words.
-        round_index: Index of the round, once the note is an event.
+        computation: Name and source line of the computation, as in error messages.
+        content: First digits of the computation's hash.
+        reason: The op that cannot run without tf.data, or a few words.
+        round_index: Index of the round, which is set when the note becomes an event.
     """
 
     computation: str
@@ -56,11 +56,11 @@ class ComputationUnlowered:
 
 @dataclasses.dataclass(frozen=True)
 class WorkUnshaped:
-    """Clients ran without XLA, or one at a time, although settings ask for more.
+    """Note that clients ran without XLA or one at a time, against the settings.
 
     Attributes:
-        reason: An op, or a few words.
-        round_index: Index of the round, once the note is an event.
+        reason: The op that prevented it, or a few words.
+        round_index: Index of the round, which is set when the note becomes an event.
     """
 
     reason: str
@@ -69,10 +69,10 @@ class WorkUnshaped:
 
 @dataclasses.dataclass(frozen=True)
 class JitDecision:
-    """The decision of `kernels.jit="auto"` for some leaves of a kernel.
+    """Note about the decision of the setting `kernels.jit="auto"` for some clients.
 
     Attributes:
-        jit: Whether XLA compiled them.
+        jit: Whether XLA compiled the work of these clients.
         reason: The reason, in a few words.
     """
 
@@ -82,12 +82,12 @@ class JitDecision:
 
 @dataclasses.dataclass(frozen=True)
 class WorkInterpreted:
-    """Executors did some work step by step, because its graph raised an error.
+    """Note that work ran step by step, because an error prevented its single graph.
 
     Attributes:
         work: The work of the graph, in a few words.
         reason: The class of the error, and the first line of its message.
-        round_index: Index of the round, once the note is an event.
+        round_index: Index of the round, which is set when the note becomes an event.
     """
 
     work: str
@@ -96,10 +96,9 @@ class WorkInterpreted:
 
     @classmethod
     def of(cls, work: str, error: BaseException) -> "WorkInterpreted":
-        """Return the note about work whose graph raised an error.
+        """Return the note about `work`, whose graph raised `error`.
 
-        Raises:
-            Exception: The error itself, if it is final; see `is_final`.
+        Raises `error` itself if `is_final` is true for it.
         """
         if is_final(error):
             raise error
@@ -121,7 +120,7 @@ _noted: contextvars.ContextVar[set[Note] | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def noting() -> Generator[set[Note]]:
-    """Yield a set to which `note` adds all notes of the `with` block."""
+    """Yield a set that receives all notes which `note` adds in the `with` block."""
     noted: set[Note] = set()
     token = _noted.set(noted)
     try:
@@ -131,33 +130,33 @@ def noting() -> Generator[set[Note]]:
 
 
 def note(notes: Iterable[Note]) -> None:
-    """Add notes to the innermost `noting`. Outside `noting`, do nothing."""
+    """Add notes to the set of the innermost `noting` block, if there is one."""
     noted = _noted.get()
     if noted is not None:
         noted.update(notes)
 
 
 def in_order(noted: Iterable[Note]) -> tuple[Note, ...]:
-    """Return notes sorted by their content."""
+    """Return notes sorted by their text, so that reports do not depend on timing."""
     return tuple(sorted(noted, key=repr))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the class of an error and the first line of its message."""
+    """Return the class of an error and the first line of its message, as one line."""
     return error_texts.summarize(error).partition("\n")[0]
 
 
 def is_final(error: BaseException) -> bool:
-    """Return whether an error of a graph must be raised, and no other way be tried.
+    """Return whether an error of a graph must be raised to the user.
 
-    The cluster's errors are final. So are mistakes in ray_fed: a line of ray_fed raised
-    an AttributeError, an AssertionError, a LookupError or a NameError. Functions and
-    graphs of users, and TensorFlow, raise such errors in their own lines. TensorFlow
-    may raise an error again as another object of the same class, so causes are checked,
-    too.
+    After any other error, the work can be tried without the graph. Final errors are
+    ClusterErrors, and errors that show a mistake in ray_fed: an AttributeError, an
+    AssertionError, a LookupError or a NameError that a line of ray_fed raised.
     """
     if isinstance(error, errors.ClusterError):
         return True
+    # TensorFlow may raise an error again as another object of the same class. The last
+    # frame of that object is in TensorFlow, so the causes are checked, too.
     cause: BaseException | None = error
     while isinstance(cause, _DEFECT_ERRORS):
         frames = list(traceback.walk_tb(cause.__traceback__))

@@ -1,4 +1,4 @@
-"""The properties of a worker that decide the bits of results, and their comparison.
+"""Compares the properties of workers that decide the bits of results.
 
 Versions are read from the metadata of installed packages, so a driver knows its own
 versions without importing the packages.
@@ -19,7 +19,7 @@ _TENSORFLOW = ("tensorflow", "tensorflow-cpu")
 class Versions:
     """Versions that must agree between a driver and its workers.
 
-    `python` is its major and minor version. A distribution of unknown version has None.
+    `python` is the major and minor version of Python. None is an unknown version.
     """
 
     python: str
@@ -47,7 +47,7 @@ class Fingerprint:
     Attributes:
         tensorflow: Version of TensorFlow.
         device: "CPU", or the kind of GPU.
-        instruction_set: Instruction set of the processor by which kernels are chosen.
+        instruction_set: Processor features by which TensorFlow selects its code.
         onednn: Whether TensorFlow uses oneDNN.
         threads: Number of TensorFlow threads of one executor.
     """
@@ -69,15 +69,15 @@ class Fingerprint:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDescription:
-    """The description that a worker returns once it is ready.
+    """The description of itself that a worker returns when it is ready.
 
     Attributes:
-        pid: Process of the worker.
+        pid: Process ID of the worker.
         address: Address of its machine.
         node: Ray's ID of its node.
         versions: Versions of its installed packages.
         fingerprint: Fingerprint of its results.
-        missing: A description of devices that it has but cannot use, or "".
+        missing: A sentence about a GPU that the worker has but cannot use, or "".
     """
 
     pid: int
@@ -93,8 +93,8 @@ def describe_difference(
 ) -> str | None:
     """Describe how a worker differs from the driver and from the other workers.
 
-    The text has each differing field with both values. It is None if nothing differs.
-    `fingerprint` is None if there are no other workers.
+    The text names each differing property with both values. It is None if there are no
+    differences. `fingerprint` belongs to the other workers, or is None without others.
     """
     differences = [
         f"{name} is {theirs} where the driver has {ours}"

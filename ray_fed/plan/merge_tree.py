@@ -1,28 +1,31 @@
-"""The leaves of a cohort, and the tree along which their partials are merged."""
+"""Cuts a cohort into leaves of clients, and orders the merges of their results.
+
+The merges follow a binary tree, which `ray_fed.plan.plans` draws.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _LEAVES = 16
-"""A large cohort has this number of leaves, or a multiple. With sixteen, eight, four or
-two workers, the leaves of each worker are then one subtree."""
+"""Number of leaves of a large cohort, which can also have a multiple of this number.
+With sixteen, eight, four or two workers, each worker then has one subtree."""
 
 
 MAX_CLIENTS_PER_LEAF = 64
-"""A leaf is the unit of work that is repeated after a failure: keep it short."""
+"""Maximum clients of a leaf by default. Work is repeated by whole leaves."""
 
 
 Subtree = tuple[int, int]
-"""A subtree of the merge tree: its first leaf, and one past its last leaf."""
+"""The first leaf of a subtree of the merge tree, and one past its last leaf."""
 
 
 class Merge(NamedTuple):
-    """One merge of two partials, in a list of partials of adjacent subtrees.
+    """One merge of two partials in a list.
 
     Attributes:
         left: Position of the left partial. The merged partial replaces it.
-        right: Position of the right partial, which is not needed after the merge.
+        right: Position of the right partial, which is not needed afterwards.
         subtree: The subtree that the merged partial covers.
     """
 
@@ -32,11 +35,12 @@ class Merge(NamedTuple):
 
 
 def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
-    """Cut a cohort into leaves of contiguous clients. An empty cohort is one leaf.
+    """Cut a cohort into leaves, and return the clients of each leaf by index.
 
     By default, a cohort of fewer than 32 clients has one leaf for each client. A larger
     cohort has sixteen leaves, or the smallest multiple of sixteen for which no leaf has
-    more than `MAX_CLIENTS_PER_LEAF` clients. Their sizes differ by at most one.
+    more than `MAX_CLIENTS_PER_LEAF` clients. The sizes of leaves differ by at most one.
+    An empty cohort has one empty leaf.
 
     Args:
         num_clients: Size of the cohort, >= 0.
@@ -53,10 +57,10 @@ def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
 
 
 def cut_runs(num_items: int, num_runs: int) -> list[range]:
-    """Cut items into at most `num_runs` contiguous runs, none of them empty.
+    """Cut items into at most `num_runs` ranges of neighbors, and return their indices.
 
-    Each run takes ceil(remaining items / remaining runs), as the documentation of
-    MergeableCompExecutionContext says.
+    Each range takes ceil(remaining items / remaining ranges), and no range is empty.
+    TensorFlow Federated documents this rule for its MergeableCompExecutionContext.
     """
     runs: list[range] = []
     start = 0
@@ -76,12 +80,10 @@ def _halves(tree: Subtree) -> tuple[Subtree, Subtree]:
 
 
 def subtrees(first: int, stop: int, tree: Subtree) -> list[Subtree]:
-    """Return the largest whole subtrees that cover some leaves of a tree, in order.
+    """Return the largest subtrees that cover the leaves from `first` to `stop`.
 
-    Args:
-        first: First leaf to cover.
-        stop: One past the last leaf to cover.
-        tree: The whole tree, or a subtree. Leaves outside it are ignored.
+    `stop` is one past the last leaf. `tree` is the whole tree or a subtree, and leaves
+    outside of it are ignored. The result is in the order of the leaves.
     """
     start, end = tree
     if stop <= start or end <= first:
@@ -92,9 +94,10 @@ def subtrees(first: int, stop: int, tree: Subtree) -> list[Subtree]:
 
 
 def merge_order(trees: Sequence[Subtree]) -> list[Merge]:
-    """Return the merges that turn adjacent subtrees into one, bottom up.
+    """Return the merges that turn the partials of subtrees into one partial, in order.
 
-    The whole subtrees cover the leaves of one tree, in order.
+    The subtrees are adjacent, and together they are all leaves of one tree. Positions
+    in the result are indices in `trees`.
     """
     order: list[Merge] = []
     if trees:
@@ -104,7 +107,6 @@ def merge_order(trees: Sequence[Subtree]) -> list[Merge]:
 
 
 def _merge(tree: Subtree, positions: Mapping[Subtree, int], order: list[Merge]) -> int:
-    """Append the merges of a tree, and return the position of its partial."""
     if tree in positions:
         return positions[tree]
     left, right = (_merge(half, positions, order) for half in _halves(tree))

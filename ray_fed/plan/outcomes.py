@@ -1,4 +1,4 @@
-"""The outcome of a plan: its values, and the attempts to run it."""
+"""Describes how a worker's plan ended: its values, and the attempts to run it."""
 
 import dataclasses
 import os
@@ -15,11 +15,11 @@ class Evaluated:
     """The result of a plan in the process that evaluated it.
 
     Attributes:
-        values: Plain values in the order of the plan. A subround has the partial of
-            each subtree, and then a list of clients' values for each kept value.
-        kernel_leaves: Number of leaves that a kernel ran.
-        no_kernel: The reason why other leaves were interpreted, if any.
-        busy_s: Seconds of work in sum over workers, including reading clients' data.
+        values: Plain values. For a `Subround`, these are the partial of each subtree,
+            and then a list of clients' values for each kept value.
+        kernel_leaves: Number of leaves that ran as one graph, which is called a kernel.
+        no_kernel: The reason why the other leaves ran step by step, or None.
+        busy_s: Seconds of work, summed over workers, with the time to read data.
     """
 
     values: list[object]
@@ -33,16 +33,16 @@ class Attempt:
     """One try of a worker to run a subround.
 
     Attributes:
-        attempt: 1 for the first try. A straggler's copy has the straggler's number.
+        attempt: Number of the try, from 1. A copy of a slow try has the same number.
         worker: Name of the worker.
-        worker_pid: Process of the worker.
+        worker_pid: Process ID of the worker, or 0 if it is unknown.
         node: Address of the machine.
-        started_s: Time when the worker was leased, in seconds since the subround first
+        started_s: Time when the try got the worker, in seconds since the subround first
             asked for a worker.
-        seconds: Duration of the lease.
+        seconds: Number of seconds for which the try had the worker.
         ended: "crash", "preemption", "memory" or "hang" if the worker was lost, or
             "slower" if a copy of the same work finished first.
-        detail: A description of what happened.
+        detail: A sentence about the end, or "".
         fingerprint: Fingerprint of the worker's process.
     """
 
@@ -60,7 +60,10 @@ class Attempt:
     def on(
         cls, worker: str, described: WorkerDescription | None, **about: Any
     ) -> "Attempt":
-        """Return an attempt on a worker, which has no description until it is ready."""
+        """Return an attempt on a worker with other attributes `about`.
+
+        `described` is None if the worker is not ready yet.
+        """
         pid = 0 if described is None else described.pid
         node = "unknown" if described is None else described.address
         return cls(worker=worker, worker_pid=pid, node=node, **about)
@@ -68,18 +71,17 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ran:
-    """How a subround or a finish ran.
+    """The facts about how a subround or a finish ran.
 
     Attributes:
         attempts: Number of attempts, 1 if nothing failed.
         worker: Name of the worker that ran the clients.
-        worker_pid: Process of the worker.
-        coordinator_pid: The process that drove the subround.
+        worker_pid: Process ID of the worker.
+        coordinator_pid: ID of the process that drove the subround.
         node: Address of the machine.
-        kernel_leaves: Number of leaves that a kernel ran.
-        no_kernel: The reason why the other leaves were interpreted, or None if there
-            are no others or kernels are turned off.
-        lost: The attempts that failed or were slower, in order.
+        kernel_leaves: See `Evaluated`.
+        no_kernel: See `Evaluated`. It is also None if kernels are turned off.
+        lost: The attempts that failed, or that ended after another one, in order.
         fingerprint: Fingerprint of the process that ran the clients, if it is known.
         num_workers: Number of workers that ran the clients, including `worker`.
         busy_s: See `Evaluated`.
@@ -100,13 +102,13 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome(Ran):
-    """The result of a runner for a subround or a finish.
+    """The result of a subround or a finish, and how it ran.
 
     Attributes:
-        values: Plain or stored values, in the order of the plan.
-        notes: Notes of the work, in order; see `diagnostics`.
-        value_bytes: Bytes of the arrays in each value that left a worker's node. Empty
-            if values stay in this process.
+        values: Plain values, or references to them in a store, as in `Evaluated`.
+        notes: Notes of the work, sorted. See `ray_fed.plan.diagnostics`.
+        value_bytes: Number of bytes of the arrays in each value that left a worker's
+            node. It is empty if values stay in this process.
     """
 
     values: tuple[object, ...]
@@ -115,12 +117,12 @@ class Outcome(Ran):
 
     @classmethod
     def here(cls, worker: str, values: Iterable[object], **about: Any) -> "Outcome":
-        """Return an outcome of this process, which has no attempts to count."""
+        """Return an outcome of work in this process, with other attributes `about`."""
         pid = os.getpid()
         place = {"worker_pid": pid, "coordinator_pid": pid, "node": platform.node()}
         return cls(worker=worker, values=tuple(values), **place, **about)
 
     @property
     def ran(self) -> dict[str, Any]:
-        """The attributes of `Ran`."""
+        """The attributes of `Ran` by name, without those of `Outcome`."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(Ran)}

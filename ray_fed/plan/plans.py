@@ -1,17 +1,21 @@
-"""The work of a subround as plain data, which driver, task and worker share.
+"""Plans: the work of a worker as plain data, which driver, Ray task and worker share.
 
-The cohort is cut into leaves of contiguous clients. Partials of leaves are merged along
-one binary tree, whose halves differ by at most one leaf. The tree depends only on the
-number of leaves, so the bits of a result depend neither on workers nor on subrounds:
+A cohort, which is the clients of one round, is cut into leaves of neighboring clients.
+The result of a leaf is a partial. Partials are merged along one binary tree, whose
+halves differ by at most one leaf. The tree depends only on the number of leaves, so the
+bits of a result do not depend on the number of workers:
 
     clients   0 1 | 2 3 | 4 5 | 6       clients_per_leaf = 2
     leaves     0     1     2     3
     tree       +-----+     +-----+      merges (0, 1) and (2, 3), then the two
                +-----------+
 
-A subround is a contiguous range of leaves. It merges inside its largest whole subtrees
-and returns one partial for each. The remaining merges follow once, by index. Half of
-the leaves are one subtree, and so are a quarter, an eighth and a sixteenth of them.
+A subround is a range of neighboring leaves, which is sent to a worker. The worker
+merges inside the largest subtrees of the range and returns one partial for each. The
+finish of the round does the remaining merges, and then the server's work.
+
+A kernel is one graph that does the work of many clients. Without a kernel, executors
+interpret the computation step by step.
 """
 
 import dataclasses
@@ -32,10 +36,10 @@ flf = fl.framework
 
 
 def as_argument(values: Sequence[Any]) -> Any:
-    """Return the argument of a function of a `MergeableCompForm` or a chain.
+    """Return the argument of a stage of a computation, or of its `after_merge`.
 
-    `values` has the argument of the call, if there is one, and then the merged values.
-    The result is their tuple, the only value, or None without values.
+    `values` has the argument of the user's call, if there is one, and then the merged
+    value of each earlier stage. The result is their tuple, the only value, or None.
     """
     if len(values) > 1:
         return tuple(values)
@@ -43,18 +47,19 @@ def as_argument(values: Sequence[Any]) -> Any:
 
 
 Path = tuple[int, ...]
-"""The position of a part of an argument: indices to select, outermost first."""
+"""The position of a part in an argument: the index in each struct, outermost first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The elements that a server function has for clients' keys (`federated_select`).
+    """A `federated_select`: clients send keys, and receive an element for each key.
 
     Attributes:
-        function: The serialized function <constants, key> -> element; see `Kernel`.
-        keys: The path of the keys in the argument, or their index among the values that
-            `Kernel.first` keeps.
-        max_key: The index of the largest key among the constants.
+        function: Serialized function <constants, key> -> element. `Kernel` explains the
+            constants.
+        keys: Path of the clients' keys in the argument. If clients compute the keys, it
+            is their index among the values that `Kernel.first` keeps.
+        max_key: Index among the constants of the largest allowed key.
     """
 
     function: bytes
@@ -64,30 +69,34 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """The work of a leaf's clients and its accumulation, as functions of one client.
+    """The work of clients and the accumulation of their results, for one graph.
 
         server       <parts>@SERVER -> <zeros, constants>@SERVER        once a subround
         work         <constants, data> -> values                        for each client
         accumulate   <accumulators, values, constants> -> accumulators  right after
 
+    Constants are values that are the same for all clients, such as model weights.
+
     Attributes:
-        server: Serialized. It takes no argument if `parts` is empty.
-        work: Serialized. Constants, data and values are structs.
-        accumulate: Serialized. The accumulators start as the zeros and end as the
-            leaf's partial.
+        server: Serialized function. It takes no argument if `parts` is empty.
+        work: Serialized function. Constants, data and values are structs.
+        accumulate: Serialized function. The accumulators of a leaf start as the zeros
+            and end as the leaf's partial.
         parts: Paths in the argument of the values that `server` takes.
-        data: Paths in the argument of the clients' values.
+        data: Paths in the argument of the clients' values that `work` takes.
         selections: The `federated_select` results that each client receives. Each one
             is an extra sequence argument, after the client's data and its inputs from
             `first`.
-        num_aggregations: Number of zeros, of accumulators, and of accumulated values.
-        num_kept: Number of values returned for each client, after those that are
-            accumulated.
-        first: Work that all clients do before `work`, or None. Nothing of it is
-            accumulated. All values that it keeps are inputs of `work`, after the data.
+        num_aggregations: Number of values of a client that are accumulated. It is also
+            the number of zeros, and of accumulators.
+        num_kept: Number of values that are returned for each client. In the result of
+            `work`, they follow the values that are accumulated.
+        first: Work that all clients do before `work`, or None. None of its values is
+            accumulated. The values that it keeps are inputs of `work`, after the data.
         jit: Whether XLA compiles leaves whose clients all have data of one shape. With
             "auto", `ray_fed.tensorflow.kernels.jit` decides.
-        vectorized_clients: Number of clients of such a leaf that run at once.
+        vectorized_clients: Number of clients that run at once in a leaf whose clients
+            all have data of one shape.
     """
 
     server: bytes
@@ -104,24 +113,24 @@ class Kernel:
 
     @functools.cached_property
     def content(self) -> bytes:
-        """A hash of the client's functions and of the options that they run with."""
+        """A hash of `work`, `accumulate`, `jit` and `vectorized_clients`."""
         options = f"{self.jit} {self.vectorized_clients} ".encode()
         return hashlib.sha256(options + self.work + self.accumulate).digest()
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class Fallback(Exception):  # noqa: N818 (no error: the work goes the other way)
-    """The reason for a slow path.
+    """The reason why work takes the slow path.
 
-    Work is interpreted step by step instead of as one graph, or a computation reads its
-    sequences through tf.data. A `Fallback` is raised where the reason is found. Code
-    that takes the slow path returns a new one, because a raised exception holds all
-    frames that it went through, and their arguments.
+    On the slow path, executors interpret work step by step instead of as one graph, or
+    a computation reads its sequences through tf.data. Code that cannot build a fast
+    graph raises a `Fallback`. Code that chooses the slow path returns a new `Fallback`,
+    because a raised one keeps all frames alive that it went through.
 
     Attributes:
-        reason: A few words, for an event.
-        leaf: Position in its subround of the leaf whose work raised, or None if there
-            is no graph.
+        reason: The reason in a few words, for an event.
+        leaf: Index in its subround of the leaf whose work raised an error, or None if
+            there is no graph.
     """
 
     reason: str
@@ -130,22 +139,23 @@ class Fallback(Exception):  # noqa: N818 (no error: the work goes the other way)
 
 @dataclasses.dataclass(frozen=True)
 class Finish:
-    """The evaluation that ends a round: the remaining merges, then `after_merge`.
+    """The work that ends a round: the remaining merges, and then `after_merge`.
 
     Attributes:
-        merge: The serialized merge of two partials, or None if there is no partial.
+        merge: Serialized merge of two partials, or None if there is no partial.
         subtrees: The subtree of each partial, in order. They cover all leaves.
-        partial_type: The serialized type of a partial.
-        computation: Serialized `after_merge`. With None, the merged partial is the
-            result.
-        num_clients: The size of the cohort, for computations that ask for it.
+        partial_type: Serialized type of a partial.
+        computation: Serialized `after_merge`, the part of the user's computation that
+            follows the merge. With None, the merged partial is the result.
+        num_clients: Size of the cohort.
         clients_per_leaf: Number of clients of the cohort's largest leaf.
-        draw: The key of the random numbers of this call.
-        components_type: The serialized type of a result that is stored as its
-            components. With None, the result is returned whole.
-        in_graphs: Whether graphs compute the parts that they can, with the same bits.
-        arrays: Names of the frozen arrays that the computation refers to, each with a
-            reference to its bytes. Empty if the evaluating process has the arrays.
+        draw: Key of the random numbers of this call.
+        components_type: Serialized type of a result that is stored in parts, one for
+            each tensor or sequence. With None, the result is returned whole.
+        in_graphs: Whether to run this work as graphs if possible, with the same bits.
+        arrays: Names of the frozen arrays, such as large constants, that the
+            computation refers to, each with a reference to its bytes. It is empty if
+            the evaluating process has the arrays.
     """
 
     merge: bytes | None
@@ -162,35 +172,36 @@ class Finish:
 
 @dataclasses.dataclass(frozen=True)
 class Subround:
-    """A contiguous range of leaves to evaluate with one computation.
+    """The work for a range of neighboring leaves.
 
     Attributes:
-        computation: A serialized `pb.Computation`, which is evaluated once per leaf.
-        merge: The serialized merge of two partials, or None to merge nothing.
+        computation: Serialized `pb.Computation`, which is evaluated once per leaf.
+        merge: Serialized merge of two partials, or None to merge nothing.
         clients_per_leaf: Number of clients of the cohort's largest leaf.
         first_leaf: Index of the first leaf, among all leaves of the cohort.
         leaves: The clients of each leaf, by index in the cohort. Clients in
             `draw.dropped` are not counted.
-        draw: The key of the random numbers of this call.
-        subtrees: The subtrees to return, by index among all leaves. Without `merge`
-            this is empty, and the result of every leaf is returned.
-        components_type: See `Finish`. It applies to the result of every leaf.
-        kernel: The kernel that runs `computation` for many clients, the reason for
-            having none, or None if kernels are turned off.
+        draw: Key of the random numbers of this call.
+        subtrees: The subtrees to return a partial for, by index among all leaves.
+            Without `merge`, it is empty, and the result of each leaf is returned.
+        components_type: See `Finish`. It applies to the result of each leaf.
+        kernel: The kernel that runs `computation` for many clients, the reason why
+            there is none, or None if kernels are turned off.
         call_s: Approximate limit of the seconds of client work in one kernel call.
         num_kept: Number of values at clients that `computation` returns after the
-            merged value. Each is returned after the partials, as a list with one
+            merged value. Each one is returned after the partials, as a list with one
             element for each client.
         names_failures: Whether an error names all failing clients of its leaf.
-        chunks: Contiguous ranges of the leaves, by index among all leaves, which
-            different workers can run. Each of `subtrees` lies in one chunk. If empty,
-            one worker runs all leaves.
-        num_workers: Number of workers that can run the subround together, >= 1. With
-            one leaf, each runs some of its clients. Otherwise each runs some chunks.
-        finish: The finish of the round if this subround has all leaves and one worker
-            runs them. Its result replaces the partials. The argument is then a pair:
-            the argument of the leaves, and the arguments of the finish that precede
-            the merged values.
+        chunks: Ranges of neighboring leaves, by index among all leaves, which different
+            workers can run. Each of `subtrees` lies in one chunk. If it is empty, one
+            worker runs all leaves.
+        num_workers: Number of workers that can run the subround together, >= 1. If
+            there is one leaf, each runs some of its clients. Otherwise each runs some
+            chunks.
+        finish: The finish of the round if one worker runs all leaves of the cohort, or
+            None. The result of the finish replaces the partials. The argument is then a
+            pair: the argument of the leaves, and the values that `after_merge` takes
+            before the merged values.
         arrays: See `Finish`. It includes the arrays of `finish`.
     """
 
@@ -212,11 +223,7 @@ class Subround:
     arrays: tuple[tuple[str, Any], ...] = ()
 
     def of_leaves(self, run: range) -> "Subround":
-        """Return the plan for a range of whole chunks on one worker.
-
-        Args:
-            run: Indices of leaves, among all leaves.
-        """
+        """Return one worker's plan for whole chunks: the leaves `run`, by index."""
         return dataclasses.replace(
             self,
             first_leaf=run.start,
@@ -230,7 +237,7 @@ class Subround:
 
     @property
     def places(self) -> list[range]:
-        """The clients of each leaf, by index among the clients of this subround."""
+        """The clients of each leaf, by position among the clients of this subround."""
         first = self.leaves[0].start
         return [range(leaf.start - first, leaf.stop - first) for leaf in self.leaves]
 
@@ -240,12 +247,10 @@ def close_selection(
     state: flf.Reference,
     constants: Sequence[flf.Reference],
 ) -> flf.Lambda:
-    """Return a function of state and key as one of constants and a key.
+    """Return the `Selection.function` of a `federated_select`.
 
-    Args:
-        function: The function, which captures constants only.
-        state: The constant that is the state.
-        constants: All constants.
+    `function` is <state, key> -> element, and may refer to constants. `state` is the
+    constant that is the state, and `constants` are all constants of the kernel.
     """
     of_constants = fl.StructType([constant.type_signature for constant in constants])
     parameter = flf.Reference(
@@ -267,17 +272,17 @@ def close_selection(
 
 @dataclasses.dataclass(frozen=True)
 class KeySelection:
-    """A batched `Selection.function`, which an executor embeds as one function.
+    """A function that an executor can embed: `Selection.function` for many keys.
 
-    It takes the constants and i32[keys]. It returns the tensors of an element, each
-    with an extra first dimension for the keys.
+    It takes <constants, keys>, with keys i32[keys]. It returns the tensors of an
+    element, each with an extra first dimension for the keys.
     """
 
     function: bytes
 
     @functools.cached_property
     def type_signature(self) -> fl.FunctionType:
-        """<constants, i32[keys]> -> the tensors of the elements, by key."""
+        """The type of the function: <constants, keys> -> tensors of the elements."""
         one = type_checks.function_type(
             blocks.parse_block(self.function).type_signature
         )

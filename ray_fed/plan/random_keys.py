@@ -1,4 +1,4 @@
-"""The keys of random numbers: every evaluation of a function has its own key.
+"""Keys of random numbers: each evaluation of a user's function has a key of its own.
 
     (seed, invocation, client, path of names, steps)      ->  the state of a random op
 
@@ -9,10 +9,11 @@
     select        client index, and the step ("select", key)
     the rest      the path alone: zero, report, and other work at the server
 
-The executor that calls a function sets the key in a context variable, which follows
-asyncio tasks and calls to other threads. The leaf executor reads it. So the same work
-draws the same numbers on every attempt and machine, and other numbers for another seed,
-call, client, place in the computation, or step.
+The executor that calls a function sets the key in a context variable, which asyncio
+tasks and calls on other threads inherit. The executor that runs TensorFlow reads the
+key. So the same work draws the same numbers on each attempt and machine. It draws other
+numbers if the seed, the call, the client, the place in the computation or the step
+differs.
 """
 
 import contextlib
@@ -34,10 +35,10 @@ _OP_NAME_PARTS = (
     b"Random", b"RecordInput", b"Sampl", b"SeedGenerator", b"Shuffle",
     b"TruncatedNormal",
 )  # fmt: skip
-"""The name of each TensorFlow op that draws random numbers contains one of these."""
+"""Parts of names. The name of each TensorFlow op that draws contains one of them."""
 
 Step: TypeAlias = tuple[str | int, ...]
-"""The name of a function's role, and the indices of one of its calls."""
+"""The role of a function, such as "merge", and the indices of one of its calls."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +48,14 @@ class DrawKey:
     Attributes:
         seed: Seed of the configuration.
         invocation: Number of calls of the context before this one.
-        first_client: Index in the cohort of the first evaluated client.
-        client: Index in the cohort, or None for work without clients.
-        path: Names of the locals that are being evaluated, outermost first.
+        first_client: Index in the cohort of the first client of this work.
+        client: Index of the client in the cohort, or None for work without clients.
+        path: Names of the locals that are being evaluated, outermost first. A local is
+            a named value in the body of a computation.
         steps: For each function that is called several times for a client, its role and
             the index of the call, outermost first.
-        dropped: Clients of the cohort that take no part, in order. Indices of evaluated
-            clients do not count them.
+        dropped: Clients of the cohort that take no part after a failure, in order. The
+            index `first_client` does not count them.
     """
 
     seed: int
@@ -65,7 +67,7 @@ class DrawKey:
     steps: tuple[Step, ...] = ()
 
     def in_cohort(self, client: int) -> int:
-        """Return the cohort index of a client whose index skips dropped clients."""
+        """Return the cohort index of a client, by its index without dropped clients."""
         for dropped in self.dropped:
             client += dropped <= client
         return client
@@ -88,9 +90,9 @@ def current() -> DrawKey | None:
 
 
 def may_draw(computation: bytes) -> bool:
-    """Return whether a serialized computation may draw random numbers.
+    """Return False if a serialized computation certainly draws no random numbers.
 
-    It can be true for a computation that contains the name of a random op elsewhere.
+    The result is also True if the bytes contain the name of a random op by chance.
     """
     return any(name in computation for name in _OP_NAME_PARTS)
 
@@ -98,17 +100,16 @@ def may_draw(computation: bytes) -> bool:
 def current_or_random() -> DrawKey:
     """Return the key of the running work, or a random key if there is none.
 
-    Use it for work that may be repeated and must then draw the same numbers.
+    Pass this key to work that may be repeated, so that it draws the same numbers again.
     """
     return current() or DrawKey(int.from_bytes(os.urandom(8)), 0)
 
 
 def state(content: bytes, path: tuple[str, ...] = ()) -> NDArray[np.int64]:
-    """Return the state of a random op in the running work. Without a key it is random.
+    """Return the state of a random op in the running work, i64[3].
 
-    Args:
-        content: Bytes that identify the op.
-        path: Names of locals inside the running work.
+    The state is random if the work has no key. `content` identifies the op. `path` has
+    the names of locals inside the running work.
     """
     key = current()
     if key is None:
@@ -127,7 +128,7 @@ def using(key: DrawKey | None) -> Generator[None]:
 
 
 def at_client(position: int) -> contextlib.AbstractContextManager[None]:
-    """Key the `with` block as the work of a client of this range, by position."""
+    """Key the `with` block as work of a client, counted from `first_client`."""
     key = current()
     if key is not None:
         client = key.in_cohort(key.first_client + position)
@@ -148,7 +149,7 @@ def at_step(function: str, *indices: int) -> contextlib.AbstractContextManager[N
 
 
 def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
-    """Key the `with` block as the work of clients from an index on."""
+    """Key the `with` block as the work of a leaf, whose first client has this index."""
     key = current()
     if key is not None:
         key = dataclasses.replace(key, first_client=first_client)
@@ -156,7 +157,7 @@ def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
 
 
 def at_local(name: str) -> contextlib.AbstractContextManager[None]:
-    """Key the `with` block as the value of a local or operand (`operand_name`)."""
+    """Key the `with` block as the value of a local or an operand, by its name."""
     key = current()
     if key is not None:
         key = dataclasses.replace(key, path=(*key.path, name))

@@ -1,7 +1,7 @@
-"""The TensorFlow front end: write the work of one client or server as a function.
+"""Writes the work of a client, or of the server, as a function over tensors.
 
-TensorFlow is imported when one of the names is first used: it takes seconds, in which
-workers start where `ray_fed.init` was called before.
+TensorFlow is imported when one of these names is first used. This takes seconds. If
+`ray_fed.init` was called before, workers start in this time.
 """
 
 from typing import TYPE_CHECKING

@@ -1,23 +1,19 @@
-"""External data: the name of a file as a value, and its content as a type declares it.
+"""Reads data files: the name of a file can replace a value of a declared type.
 
-    declared type            rows of parquet, arrow, CSV, JSON lines, npz, TFRecord
-    SequenceType             one element a row; read anew, and lazily, on every pass
+    declared type            value of a Parquet, Arrow, CSV, JSON, npz or TFRecord file
+    SequenceType             one element for each row, read again in each pass, lazily
     TensorType, StructType   whole columns: the first dimension is rows
 
-Elements of structures are columns with their names, and nested names are joined by
-dots. A single tensor is the column after the `#` of the name, or else the file's only
-column. Elements without names are `arr_0`, `arr_1` and so on, as in `numpy.savez`.
+The elements of a structure are columns with the same names. Nested names are joined by
+dots. An element without a name is a column `arr_0`, `arr_1` and so on, as in
+`numpy.savez`. A single tensor is the column whose name follows a `#` in the file's
+name, or the file's only column.
 
-Graphs that take rows as tensors get all rows of a small file at once.
-
-A TFRecord has features with the names of declared elements. A `tf.train.Example` has
-lists of int64, float32 and strings without a shape. They get the declared shape, in
-row-major order.
-
-TensorFlow reads the records, in bounded steps, and verifies both checksums of each. It
-does not notice a file that ends within the first bytes of a record, so bytes are
-counted here. A file that is not on this machine is copied to the temporary folder
-first.
+The examples of a TFRecord have features with the names of the elements. Features are
+lists of int64, float32 or strings without a shape. They get the declared shape, in
+row-major order. A file that is not on this machine is copied to the temporary folder
+first. Kernels, which run many clients in one graph, get all rows of a small file as
+tensors.
 """
 
 import dataclasses
@@ -59,17 +55,18 @@ _NUMPY = (".npy", ".npz")
 
 
 def data(uri: object, type_spec: Any) -> fl.framework.Data:
-    """Return a file as a value, which is read when and where it is used.
+    """Return a value that stands for a file, which is read when and where it is used.
 
-    It can replace any value of its type: in the body of a computation, and in
-    arguments, such as a list with one file for each client. Only the name is sent.
+    It can replace any value of its type, in the body of a computation and in arguments.
+    For example, an argument can be a list with one file for each client. Only the name
+    of the file is sent to workers.
 
     Args:
-        uri: A path or a URI in the file system of the executor. The protocol is `file`,
+        uri: Path or URI of the file, as the worker sees it. The protocol is `file`,
             `memory`, or a protocol of fsspec that `Config.data.protocols` names. The
-            file is a TFRecord, parquet, arrow, feather, CSV, JSON lines, npz or npy
-            file. `#name` selects one column.
-        type_spec: Anything that converts to the type of the value.
+            file is a TFRecord, Parquet, Arrow, Feather, CSV, JSON lines, npz or npy
+            file. A `#` and a name at the end select one column.
+        type_spec: Type of the value, or anything that `to_type` converts to a type.
 
     Raises:
         TypeError: `uri` is not text, or no file can have values of the type.
@@ -87,7 +84,6 @@ def data(uri: object, type_spec: Any) -> fl.framework.Data:
 
 
 def _check_data_type(type_spec: fl.Type) -> None:
-    """Raise unless a file may hold values of a type, at all clients or the server."""
     inside = type_spec
     if isinstance(type_spec, fl.FederatedType) and type_spec.all_equal:
         inside = type_spec.member
@@ -105,10 +101,10 @@ def _check_data_type(type_spec: fl.Type) -> None:
 
 
 def read(uri: str, type_spec: fl.Type) -> Any:
-    """Open a file and return its content, for `normal_forms.normalize`.
+    """Open a file and return its content as a value of a type.
 
-    For a sequence, this is a dataset that reads rows during iteration. For tensors, it
-    is numpy arrays, in a tuple for a struct. Raises MissingFileError,
+    A sequence becomes a dataset that reads rows during iteration. Tensors become NumPy
+    arrays, in a Struct if the type is a struct. Raises MissingFileError,
     ValueMismatchError if the content has another type, or UnsupportedError for an
     unknown format.
     """
@@ -125,7 +121,6 @@ def read(uri: str, type_spec: fl.Type) -> Any:
 
 
 def _arrow_kind(file: DataFile) -> Format | None:
-    """Return the format in which Arrow reads a file, or None. It may be compressed."""
     if file.suffix not in COMPRESSED:
         return _ARROW.get(file.suffix)
     inner = dataclasses.replace(file, uri=file.uri[: -len(file.suffix)])
@@ -136,7 +131,12 @@ def _arrow_kind(file: DataFile) -> Format | None:
 def open_table(
     file: DataFile, element: fl.Type, *, is_sequence: bool
 ) -> tuple[Table, dict[str, fl.TensorType]]:
-    """Return a file as a table, and the name and type of each of its columns."""
+    """Open a file, and return it as a table with the type of each column by name.
+
+    `element` is the type of an element if `is_sequence`, and otherwise of the value.
+    Raises UnsupportedError for an unknown format, which TFRecord is here, and
+    ValueMismatchError if the columns do not have the type.
+    """
     kind = _arrow_kind(file)
     if kind is None and file.suffix not in _NUMPY:
         raise errors.UnsupportedError(
@@ -156,7 +156,7 @@ def open_table(
 
 
 def _columns(file: DataFile, element: fl.Type) -> dict[str, fl.TensorType]:
-    """Return the column and the type of each tensor; "" is the only column."""
+    """Return the type of each tensor by its column. The name "" is the only column."""
     columns: dict[str, fl.TensorType] = {}
     for path, leaf in trees.named_leaves(element):
         if not isinstance(leaf, fl.TensorType):
@@ -191,7 +191,6 @@ def _check_column(
     *,
     is_sequence: bool,
 ) -> None:
-    """Compare a column with a declared type as far as the file's schema allows."""
     if name not in columns:
         raise file.mismatch(f"a column `{name}`", f"the columns {list(columns)}")
     spec = columns[name]
@@ -207,7 +206,7 @@ def _check_column(
 
 
 def _fits_flat(declared: Dims, *, is_sequence: bool) -> bool:
-    """Return whether a list can be reshaped: only the first size may be unknown."""
+    # A list has no shape. It can be reshaped if only the first size is unknown.
     if declared is None:
         return False
     cell = declared if is_sequence else declared[1:]
@@ -217,9 +216,10 @@ def _fits_flat(declared: Dims, *, is_sequence: bool) -> bool:
 def chunks_of(
     file: DataFile, table: Table, leaves: Mapping[str, fl.TensorType], rank: int
 ) -> Iterator[list[Any]]:
-    """Yield the cells of all columns, chunk by chunk, in their declared shapes.
+    """Yield chunks of a table: for each column, its cells in the declared shape.
 
-    The types of `leaves` describe a cell if `rank` is 0, and a whole column if it is 1.
+    `leaves` has the types of the columns by name. They describe one cell if `rank` is
+    0, and a whole column if `rank` is 1.
     """
     names = list(leaves)
     shapes = [leaf.shape and leaf.shape[rank:] for leaf in leaves.values()]
@@ -309,10 +309,10 @@ _KINDS: Mapping[np.dtype[Any], str] = {
     np.dtype(object): "bytes_list",
 }
 _FRAME_BYTES = 16
-"""What a record takes beside its data: its length, and two checksums."""
+"""Bytes of a record besides its data: the length of the data, and two checksums."""
 
 _STEP_BYTES = 4 * 2**20
-"""Records that are read at once, by the size of the first."""
+"""Approximate bytes of the records that are read at once."""
 
 
 def _read_records(
@@ -322,12 +322,7 @@ def _read_records(
     *,
     is_sequence: bool,
 ) -> Any:
-    """Return a dataset of the examples, or all their features stacked.
-
-    The first record is read and checked at once. If `is_sequence`, each example is an
-    element. Otherwise tensors have one row for each example. In `leaves`, the name ""
-    stands for the only feature.
-    """
+    # The first record is checked now, so that a wrong type raises an error early.
     first = next(_batches(file, 1), None)
     if first is None and "" in leaves:
         raise file.mismatch("an example, or the name of a feature after a `#`", "none")
@@ -350,10 +345,8 @@ def _read_records(
 
 
 def _batches(file: DataFile, count: int) -> Iterator[tf.Tensor]:
-    """Yield the data of `count` records at a time, as vectors of strings.
-
-    Raises ValueMismatchError for a damaged or incomplete record.
-    """
+    # TensorFlow verifies both checksums of a record. It does not notice a file that
+    # ends within the first bytes of a record, so bytes are counted here.
     num_bytes = 0
     with file.on_disk() as path:
         with tf.device("/device:CPU:0"):
@@ -377,7 +370,6 @@ def _checked(
     *,
     is_sequence: bool,
 ) -> Mapping[str, fl.TensorType]:
-    """Compare declared types with the first example, and name an unnamed feature."""
     try:
         example = tf.train.Example.FromString(record)
     except Exception as error:  # DecodeError, of whichever protobuf TensorFlow uses
@@ -459,19 +451,20 @@ def _stacked(
 Keep: TypeAlias = Callable[
     [Hashable, frozenset[str], Callable[[], Any], Callable[[Any], float]], Any
 ]
-"""Returns what is kept under a key, or makes it: `ClientStore.keep`."""
+"""Returns the cached value of a key, or makes and caches it: `ClientStore.keep`."""
 
 FILE_BYTES = 32 * 2**20
-"""Rows of a file that are in memory at once. Larger files are read as they go."""
+"""Maximum bytes of the rows of a file that is in memory as a whole. The rows of a
+larger file are read during iteration."""
 
 SMALL_BYTES = 128 * 2**20
-"""The same, of all files of the clients that one graph runs."""
+"""Maximum bytes of the rows of all files of the clients that one graph runs."""
 
 
 def read_if_small(
     uri: str, type_spec: fl.SequenceType
 ) -> "ColumnarSequence | tf.data.Dataset[Any]":
-    """Open a file and return its rows, or a dataset if there are many rows."""
+    """Open a file and return its rows, or a dataset if it is large or a TFRecord."""
     file = DataFile.parse(uri)
     if file.suffix in SUFFIXES:
         return read(uri, type_spec)
@@ -494,7 +487,7 @@ def read_if_small(
 def read_cached(
     uri: str, type_spec: fl.SequenceType, keep: Keep
 ) -> "ColumnarSequence | tf.data.Dataset[Any]":
-    """Return the result of `read_if_small`, which is cached until the file changes."""
+    """Return the result of `read_if_small`, cached by `keep` until the file changes."""
     stamp = DataFile.parse(uri).stamp()
     if stamp is None:
         return read_if_small(uri, type_spec)
@@ -514,7 +507,7 @@ def _column(cells: Any, leaf: fl.TensorType) -> Column:
 
 
 class FileSequence(datasets.KnownSequence):
-    """A sequence in a file. Each request for elements reads the file again."""
+    """The rows of a file as a sequence. Each pass over it reads the file again."""
 
     def __init__(self, uri: str, type_spec: fl.SequenceType) -> None:
         dataset = read(uri, type_spec)
@@ -522,7 +515,7 @@ class FileSequence(datasets.KnownSequence):
         self._uri, self._type_spec = uri, type_spec
 
     def load(self) -> "datasets.HeldSequence | tf.data.Dataset[Any]":
-        """Read the rows now. If there are many, return a dataset of them."""
+        """Read the rows into memory, or return a dataset if they are too large."""
         rows = read_if_small(self._uri, self._type_spec)
         if isinstance(rows, ColumnarSequence):
             return datasets.HeldSequence(rows, self.element)
@@ -530,10 +523,11 @@ class FileSequence(datasets.KnownSequence):
 
 
 def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
-    """Return the types of features, from anything that converts to them.
+    """Return the types of the features of a `tf.train.Example`, by name.
 
-    Raises ValueMismatchError for a type that an example cannot have. Dtypes are int64,
-    float32 and strings, and only the first size may be unknown.
+    `features` has anything that `to_type` converts. Raises ValueMismatchError for a
+    dtype besides int64, float32 and strings, and if another size than the first is
+    unknown.
     """
     types: dict[str, fl.TensorType] = {}
     for name, declared in features.items():
@@ -557,9 +551,10 @@ def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
 def parse_examples(
     serialized: Sequence[bytes], features: Mapping[str, fl.TensorType], label: str
 ) -> ColumnarSequence:
-    """Return serialized examples as a sequence, with features in the given order.
+    """Parse serialized `tf.train.Example`s to a sequence with one element for each.
 
-    Each example is an element. `label` names the examples in errors.
+    The columns are in the order of `features`. `label` names the examples in errors.
+    Raises ValueMismatchError if an example does not have the features.
     """
     wanted = {name: _feature(name, tensor) for name, tensor in features.items()}
     try:

@@ -1,10 +1,11 @@
-"""Keyed random numbers of Keras inside computations, as for TensorFlow's own ops.
+"""Keys the random numbers of Keras inside computations, like TensorFlow's own ops.
 
-Keras draws by stateless ops. Their seed comes from a `SeedGenerator`, which is a
-variable of a seed and a count, or it is a whole number. In the graph of a computation,
-both would be the same in each call and at each client. So while a computation is
-traced, a random number is added to the seeds: the *key*. A random op of the graph draws
-it, so seed, call, client and place decide it (`ray_fed.plan.random_keys`).
+Keras draws by stateless ops. Their seed is a whole number, or comes from a
+`SeedGenerator`, which is a variable with a seed and a count. In the graph of a
+computation, both would be equal in each call and at each client. So while a computation
+is traced, a random number is added to the seeds: the *key*. A random op of the graph
+draws the key. The run's seed, the call, the client and the op's place in the
+computation decide its value (`ray_fed.plan.random_keys`).
 
     SeedGenerator(3)           [3, 0] + key, [3, 1] + key, ...    as Keras counts
     SeedGenerator()            [n, 0] + key, [n, 1] + key, ...    n: one for each
@@ -12,12 +13,13 @@ it, so seed, call, client and place decide it (`ray_fed.plan.random_keys`).
     keras.random, no seed      a random op of the graph           for each draw
     seed=3, a whole number     [3, 0]                             as it was written
 
-So layers of one seed draw the same in one evaluation, as they do in Keras. Generators
-from outside of the computation count from 0 in each evaluation. Keras' functions of
-whole numbers return the same in each call, as Keras documents.
+So layers with the same seed draw the same numbers in one evaluation, as they do in
+Keras. Generators from outside of the computation count from 0 in each evaluation.
+Keras' functions with a whole number as seed return the same in each call, as Keras
+documents.
 
-A `keras.StatelessScope` with an attribute `seeds_are_keyed` that is true maps seeds
-which have a key already (`ray_fed.learning.models`).
+If a `keras.StatelessScope` has a true attribute `seeds_are_keyed`, its seeds have a key
+already (`ray_fed.learning.models`).
 """
 
 import contextlib
@@ -44,7 +46,7 @@ _FIRST_DEFAULT = 10**9 + 1
 
 
 def draw_key() -> tf.Tensor:
-    """Return a random number to add to seeds, i64[2]; each call draws another one."""
+    """Return a random number to add to seeds, i64[2], different in each call."""
     return tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64)
 
 
@@ -55,7 +57,7 @@ def is_loaded() -> bool:
 
 @contextlib.contextmanager
 def keyed() -> Generator[None]:
-    """Let Keras draw keyed numbers in the computations that are traced inside."""
+    """Let Keras draw keyed numbers in computations that the `with` block traces."""
     if not is_loaded():
         yield
         return
@@ -65,9 +67,9 @@ def keyed() -> Generator[None]:
 
 @contextlib.contextmanager
 def keyed_global_draws() -> Generator[None]:
-    """Let Keras draw a key for each draw that has no seed, in the current graph.
+    """In the `with` block, let each Keras draw without a seed use a new key as seed.
 
-    Keras' own global generator is a variable, which belongs to one graph.
+    This replaces Keras' global generator, a variable that belongs to one graph.
     """
     from keras.src.backend.common import global_state  # no public name
     from keras.src.random import seed_generator  # no public name
@@ -82,7 +84,7 @@ def keyed_global_draws() -> Generator[None]:
 
 
 def forget_global_draws() -> None:
-    """Have Keras make a new generator for draws without a seed."""
+    """Let Keras create its generator for draws without a seed again, on first use."""
     from keras.src.backend.common import global_state  # no public name
     from keras.src.random import seed_generator  # no public name
 
@@ -90,14 +92,14 @@ def forget_global_draws() -> None:
 
 
 class _GlobalGenerator:
-    """Replaces a `SeedGenerator`, without a variable."""
+    """A `SeedGenerator` without a variable, whose seeds are keys."""
 
     def next(self, ordered: bool = True) -> tf.Tensor:  # noqa: ARG002, FBT001, FBT002
         return draw_key()
 
 
 class _DefaultSeed(int):
-    """A seed that nobody chose. Two draws from it return the same numbers."""
+    """A seed that ray_fed chose. Two draws with it return the same numbers."""
 
 
 def _replaced() -> AbstractContextManager[None]:
@@ -120,7 +122,6 @@ def _replacements() -> Replacements:
 
 
 def _counting(original: Any) -> Any:
-    """Return a replacement for Keras' source of default seeds. It counts in graphs."""
 
     def randint(first: int, last: int) -> int:
         graph = current_graph()
@@ -163,16 +164,13 @@ def _adding_key(original: Method) -> Method:
 
 def _is_of(graph: TracedGraph, state: Any) -> bool:
     variable = state._value  # noqa: SLF001 (no public way)
-    if (
-        variable is None
-    ):  # made in a stateless scope: Keras computes it where it is read
+    if variable is None:  # from a stateless scope: Keras computes it where it is read
         return True
     handle = variable.handle
     return tf.is_symbolic_tensor(handle) and traced_graph(handle.graph) is graph
 
 
 def _count_of(generator: Any) -> tf.Variable:
-    """Return a variable of the current graph with an outer generator's first state."""
     graph = current_graph()
     assert graph is not None
     seed = generator._initial_seed  # noqa: SLF001 (no public way)
@@ -184,14 +182,10 @@ def _start(seed: int) -> tf.Tensor:
 
 
 def _key_of(graph: TracedGraph) -> tf.Tensor:
-    """Return the key of all seeds in a graph. Each evaluation draws it once."""
     return graph.write_once(draw_key, lambda draw: draw())
 
 
 def _default_of(graph: TracedGraph) -> _DefaultSeed:
-    """Return a default seed that no other generator of a graph has.
-
-    The number depends on the graph alone, so a second trace has the same draws.
-    """
+    # The number depends on the graph alone, so a second trace has the same draws.
     graph.num_default_seeds += 1
     return _DefaultSeed(_FIRST_DEFAULT + graph.num_default_seeds)

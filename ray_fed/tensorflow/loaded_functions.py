@@ -1,11 +1,13 @@
-"""TensorFlow messages, loaded as functions of normal forms.
+"""Loads TensorFlow computations, so that executors can call them.
 
-A function that takes sequences runs without tf.data if `lowering` can rewrite it. If it
-is called with a dataset that is read lazily, the message runs as it was written.
+Arguments and results are in the form that `ray_fed.tensorflow.normal_forms` describes.
 
-A sequence that a computation returns is computed when its elements are needed. A
-computation that takes such a sequence is composed with the computation that returned
-it, as in kernels: no dataset is made between them, and kernels compute the same bits.
+A computation that takes sequences runs without tf.data if `ray_fed.tensorflow.lowering`
+can rewrite it. With a dataset that is read lazily, the original graph runs.
+
+A sequence that a computation returns is computed when its elements are needed. If
+another computation takes it, the two are joined to one graph, without a dataset between
+them. Kernels, which run many clients in one graph, do the same, so the bits are equal.
 """
 
 import functools
@@ -32,14 +34,14 @@ from ray_fed.tensorflow.normal_forms import Executable, Normal
 from ray_fed.values.lru_cache import LruCache
 
 _COMPOSED = 16
-"""Number of graphs of composed computations that stay loaded for each function."""
+"""Number of graphs of joined computations that stay loaded for each computation."""
 
 
 class ReturnedSequence(datasets.KnownSequence):
-    """A sequence that a computation without state returned.
+    """A sequence that a computation without state returned, not yet computed.
 
-    `message` may be several composed computations. `types` and `leaves` describe the
-    tensors and sequences that were passed, in order. `run` makes a dataset.
+    `message` is the computation. `types` and `leaves` are the types and values of the
+    tensors and sequences of its argument. `run` runs it and returns a dataset.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class ReturnedSequence(datasets.KnownSequence):
         arg: Normal,
         run: Callable[[], "tf.data.Dataset[Any]"],
     ) -> Self:
-        """Return the sequence that a computation returns for an argument."""
+        """Return the sequence that `message` returns for the argument `arg`."""
         leaves = trees.leaves(arg, type_spec.parameter)
         element = cast("fl.SequenceType", type_spec.result).element
         try:
@@ -78,7 +80,7 @@ class ReturnedSequence(datasets.KnownSequence):
 
 
 def _device_for(result: fl.Type, device: str | None) -> str | None:
-    """Return the device of a function. Datasets exist on CPUs only."""
+    # Datasets exist on CPUs only.
     if device is not None and "CPU" not in device and _contains_sequences(result):
         return "/device:CPU:0"
     return device
@@ -97,9 +99,10 @@ def load_function(
     *,
     lowers: bool = True,
 ) -> Executable:
-    """Return a TensorFlow message as a function from normal form to normal form.
+    """Return a TensorFlow computation as a function that executors can call.
 
-    `lowers` says whether it may run without tf.data, instead of as it was written.
+    It runs without tf.data if `lowers` and if possible. `device` is the name of a
+    device, or None for TensorFlow's default.
     """
     function_type = cast("fl.FunctionType", type_spec)
     source = loader.Source(
@@ -141,7 +144,7 @@ def _load_lowered(
 
 
 class _WrittenFunction:
-    """A message as it was written. It is loaded when it is first needed."""
+    """A computation with its original graph, which is loaded on first use."""
 
     def __init__(
         self,
@@ -157,7 +160,6 @@ class _WrittenFunction:
         self._graph: loader.LoadedGraph | None = None
 
     def load(self) -> loader.LoadedGraph:
-        """Return the loaded graph, the same each time."""
         message = self.message
         with self._loading:
             if self._graph is None:
@@ -176,7 +178,6 @@ class _WrittenFunction:
             return self._graph
 
     def tell(self, reason: str) -> None:
-        """Set the reason, which each call notes, why the function is not lowered."""
         origin, content = self.source.origin, self.source.content
         self._notes = [
             diagnostics.ComputationUnlowered(origin, content.hex()[:12], reason)
@@ -209,7 +210,7 @@ class _WrittenFunction:
 
 
 class _LoweredFunction:
-    """A message without tf.data. Calls with a dataset run the written message."""
+    """A computation without tf.data. Calls with a dataset run the original graph."""
 
     def __init__(
         self,
@@ -226,7 +227,6 @@ class _LoweredFunction:
     def _compose(
         self, leaves: Sequence[Normal]
     ) -> tuple[loader.LoadedGraph, Sequence[Normal]] | None:
-        """Return a graph that also computes the returned sequences among the leaves."""
         written = self._written
         try:
             composed = graph_message.compose_all(

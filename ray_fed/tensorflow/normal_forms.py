@@ -1,4 +1,4 @@
-"""The normal form of a value in TensorFlow: the leaf executor keeps and passes it.
+"""The normal form of a value: how the executor that runs TensorFlow keeps values.
 
     TensorType      tf.Tensor on the device of the executor
     StructType      Struct of normal forms
@@ -32,26 +32,27 @@ Normal = Any
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """A function of one argument or of none.
+    """A loaded function of one argument, or of none.
 
-    Its owner knows its type.
-
-    `unlowered` is the reason why it reads its sequences through tf.data, or None.
+    Attributes:
+        run: The function, from normal form to normal form.
+        unlowered: The reason why it reads its sequences through tf.data, or None.
     """
 
     run: Callable[..., Normal]
     unlowered: str | None = None
 
     def __call__(self, *args: Normal) -> Normal:
-        """Return the function's result."""
+        """Return the result of `run`."""
         return self.run(*args)
 
 
 def normalize(value: Any, type_spec: fl.Type) -> Normal:
-    """Return a value in the normal form of its type, checked.
+    """Check a value against a type and return its normal form.
 
-    The value may be normal, plain, or as users write it. Raises ValueMismatchError if
-    it does not have the type, or if the type is placed.
+    The value can be in normal form, in plain form (`ray_fed.values.plain_values`), or
+    any Python value of the type. Raises ValueMismatchError if the value does not have
+    the type, or if the type has a placement.
     """
     value = _read(value, type_spec)
     match type_spec:
@@ -83,7 +84,6 @@ def normalize(value: Any, type_spec: fl.Type) -> Normal:
 
 
 def _read(value: Any, type_spec: fl.Type) -> Any:
-    """Return the value that a reference, or data in a file, stands for."""
     if isinstance(value, fl.framework.Data):
         value = plain_values.to_plain(value, type_spec)
     if isinstance(value, stored.External):
@@ -127,9 +127,9 @@ def _normalize_sequence(
 
 
 def move(value: Normal, type_spec: fl.Type, device: str) -> Normal:
-    """Return a normal form with its tensors on a logical device.
+    """Return a value in normal form with its tensors of numbers on a logical device.
 
-    Sequences and strings stay where they are, because not every device holds them.
+    Sequences and strings stay where they are, because not every device can hold them.
     """
 
     def move_leaf(leaf: Normal, leaf_type: fl.Type) -> Normal:
@@ -143,9 +143,9 @@ def move(value: Normal, type_spec: fl.Type, device: str) -> Normal:
 
 
 def flatten(value: Normal, type_spec: fl.Type) -> list[tf.Tensor]:
-    """Return the tensors of a normal form in the order of its type.
+    """Return the tensors of a value in normal form, in the order of its type.
 
-    The tensor of a sequence is the variant tensor of its dataset.
+    A sequence has one variant tensor, which TensorFlow uses for a dataset.
     """
     tensors: list[tf.Tensor] = []
     for leaf in trees.leaves(value, type_spec):
@@ -157,7 +157,7 @@ def flatten(value: Normal, type_spec: fl.Type) -> list[tf.Tensor]:
 
 
 def unflatten(tensors: Iterable[tf.Tensor], type_spec: fl.Type) -> Normal:
-    """Return the normal form that `flatten` took apart."""
+    """Build a value in normal form from the tensors that `flatten` returned."""
 
     def read(tensor: tf.Tensor, leaf_type: fl.Type) -> Normal:
         if not isinstance(leaf_type, fl.SequenceType):
@@ -170,9 +170,9 @@ def unflatten(tensors: Iterable[tf.Tensor], type_spec: fl.Type) -> Normal:
 
 
 def compute(value: Normal, type_spec: fl.Type) -> Any:
-    """Return a normal form as numpy values in structs, a list for a sequence.
+    """Return a value in normal form as NumPy values in structs.
 
-    Raises ValueMismatchError for a type with functions.
+    A sequence becomes a list. Raises ValueMismatchError for a type with functions.
     """
     return trees.map_leaves(_compute_leaf, value, type_spec)
 

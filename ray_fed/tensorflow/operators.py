@@ -1,4 +1,4 @@
-"""Arithmetic of intrinsics on nested tensors, which the leaf executor runs itself."""
+"""Carries out the intrinsics of `ray_fed.language.intrinsics` with TensorFlow."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -55,12 +55,12 @@ def _average(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
 
 
 def count_of(parts: list[Tensors]) -> Any:
-    """Return the number of values that were summed for a mean, i32."""
+    """Return the number of clients in the partial of a mean, i32[]."""
     return parts[-1][-1]
 
 
 def divide_sums(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
-    """Divide sums by their weight or count. Without values, the means are NaN."""
+    """Return the means of a partial: sum / weight, or sum / count. 0 / 0 is NaN."""
     tensors = [tensor for part in parts for tensor in part]
     sums = tensors[: len(flatten_type(type_spec.result))]
     weight = tensors[len(sums)]  # the count itself if there are no weights
@@ -95,7 +95,6 @@ def _modular_zero(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
 
 
 def _to_modulus(modulus: Any, type_spec: fl.TensorType) -> Any:
-    """Return a modulus with the dtype of the values, if it fits."""
     value, largest = modulus.numpy(), np.iinfo(type_spec.dtype).max
     if value.size and not (value.min() > 0 and value.max() <= largest):
         raise errors.ComputationError(
@@ -113,7 +112,7 @@ def _add_modular(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
 
 
 def _add_modulo(x: Any, y: Any, modulus: Any) -> Any:
-    """Return (x + y) % modulus, for x in 0 to modulus - 1, without overflow."""
+    # This is (x + y) % modulus for x in 0 to modulus - 1, without overflow in x + y.
     y = tf.math.floormod(y, modulus)
     room = modulus - y
     return tf.where(x >= room, x - room, x + y)
@@ -174,4 +173,5 @@ OPERATORS: Mapping[str, Callable[[list[Tensors], fl.FunctionType], Tensors]] = {
     intrinsics.LARGEST.uri: _filled(_largest),
     intrinsics.LOWEST.uri: _filled(_lowest),
 }
-"""By uri: from the tensors of each element of the argument to those of the result."""
+"""The function of each intrinsic, by URI. It takes the tensors of each element of the
+argument, and the intrinsic's type. It returns the tensors of the result."""

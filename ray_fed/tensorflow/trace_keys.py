@@ -1,11 +1,11 @@
-"""Hashes of functions of ray_fed. Functions with equal hashes trace the same graph.
+"""Hashes functions of ray_fed, as keys for the cache of their graphs.
 
-The hash covers a function's name and bytecode, and the values in its closure and
-defaults. It does not cover the code of ray_fed and Keras that the function calls: the
-folder of a kept graph stands for their versions. A function that contains code or
-objects of a user has no hash, and is traced each time.
-
-The hash covers the places of `Number`s, not their values.
+Functions with equal hashes trace the same graph. The hash covers a function's name and
+bytecode, and the values in its closure and defaults. For the code of ray_fed and Keras
+that the function calls, the cache has a folder for each version
+(`ray_fed.tensorflow.graphs.kept_graphs`). A function that contains code or objects of a
+user has no hash, and is traced each time. The values of `Number`s are not part of the
+hash, because a graph takes them as inputs.
 """
 
 import functools
@@ -30,31 +30,32 @@ _KNOWN_MODULES = (
     *("numpy", "tensorflow."),
 )
 _PLAIN_CLASSES = ("__keras_tensor__", "__numpy__", "__tensor__", "__tuple__")
-"""Names that Keras gives to values in configs."""
+"""Names of classes in a Keras config that stand for plain values."""
 
 _LONGEST_ARRAY = 64
-"""Elements of an array that is described. A graph of a larger one is not worth it."""
+"""Maximum elements of an array that is part of a hash."""
 
 
 class UndescribedError(Exception):
-    """A value is not described."""
+    """The error for a value that no hash can cover, such as a user's object."""
 
 
 @runtime_checkable
 class Described(Protocol):
-    """A value that describes its part of the graphs that are traced with it."""
+    """An object whose graphs depend on some of its values only."""
 
     def describe_for_graphs(self) -> Any:
-        """Return values that this module describes."""
+        """Return the values on which graphs depend that use this object."""
         ...
 
 
 def find_key(
     function: Any, parameter: fl.Type | None, *others: Any
 ) -> tuple[str, list[Number]] | None:
-    """Return a hash of the graph that a function traces, and its numbers in order.
+    """Return a hash of the graph that a function traces, and the function's `Number`s.
 
-    The result is None if something in the function has no description.
+    `parameter` is the type of its argument, and `others` are other values on which the
+    graph depends. The result is None if the hash cannot cover a value.
     """
     import keras
 
@@ -144,7 +145,6 @@ def _name(named: Any) -> str:
 
 
 def _describe_type(type_spec: Any) -> Any:
-    """Return a type with its containers, which a function sees."""
     match type_spec:
         case fl.StructType():
             container = getattr(type_spec, "python_container", None)
@@ -164,9 +164,9 @@ def _describe_type(type_spec: Any) -> Any:
 
 
 def describe_keras(value: Any) -> Any:
-    """Return what an object of Keras is made from, if Keras wrote all of it.
+    """Return the config of an object of Keras as text.
 
-    Raises UndescribedError if some of it is of another package.
+    Raises UndescribedError if the config contains code or objects of another package.
     """
     import keras
 
@@ -184,16 +184,15 @@ def describe_keras(value: Any) -> Any:
 
 
 def settings_of(value: Any, *, public: bool = False) -> dict[str, Any]:
-    """Return the attributes of a Keras object, without private ones if `public`.
+    """Return the attributes of a Keras object by name, only public ones if `public`.
 
-    Configs are incomplete. For example, the config of `Huber` lacks `delta`.
+    They complete its config: for example, the config of `Huber` lacks `delta`.
     """
     named = {n: v for n, v in vars(value).items() if not (public and n.startswith("_"))}
     return {name: _without_keras(part) for name, part in named.items()}
 
 
 def _without_keras(value: Any) -> Any:
-    """Put names in place of objects and functions of Keras, which configs describe."""
     match value:
         case list() | tuple() | set() | frozenset():
             parts = cast("Sequence[Any]", value)
@@ -226,7 +225,7 @@ def _check_config(written: Any, plain: Sequence[str]) -> None:
 
 
 def containers_of(type_spec: fl.Type) -> Iterator[str]:
-    """Yield the place of each struct's container, "" where a struct has none."""
+    """Yield "module:name" of the container of each struct in a type, or "" for none."""
     match type_spec:
         case fl.StructType():
             container = getattr(type_spec, "python_container", None)
@@ -243,7 +242,7 @@ def containers_of(type_spec: fl.Type) -> Iterator[str]:
 
 
 def with_containers(type_spec: Any, places: Iterator[str]) -> Any:
-    """Return a type with the containers that `containers_of` yielded."""
+    """Return a type with the containers whose names `containers_of` yielded."""
     match type_spec:
         case fl.StructType():
             place = next(places)

@@ -1,11 +1,11 @@
 """The graph that a computation is traced into, and code that acts differently in it.
 
-Classes and modules of other packages are shared by all threads. A function that is
-replaced in one of them therefore asks for the graph in which it is called, and does
-what the original does unless a computation is being traced.
+Threads share the classes and modules of other packages. So a function that replaces one
+of theirs looks at the current graph. It does the same as the original function unless
+that graph belongs to a computation that is being traced.
 
-A `Number` in a function that is traced is an input of the graph, and so is a large
-`Constant`.
+If a traced function reads a `Number` or a large `Constant`, the value is an input of
+its graph. So functions that differ only in such values can share a graph.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ Method: TypeAlias = Callable[..., Any]
 
 
 class Replacements:
-    """Replaces attributes of classes and modules while at least one block is open.
+    """Replaces attributes of classes and modules during `with` blocks.
 
-    `replacements` maps each attribute to a function from the original value to the new
-    one.
+    `replacements` maps each attribute, as its owner and name, to a function from the
+    original value to the new value.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Replacements:
 
     @contextlib.contextmanager
     def replaced(self) -> Generator[None]:
-        """Replace the attributes, for all threads, until the last block ends."""
+        """Replace the attributes, for all threads, until the last open block ends."""
         with self._lock:
             if not self._open_blocks:
                 for (owner, name), make in self._replacements.items():
@@ -58,9 +58,9 @@ class Replacements:
 
 
 class TracedGraph(tf.Graph):
-    """A graph in which tensors and variables are compared element by element.
+    """The graph of a computation while its Python function is traced.
 
-    `num_default_seeds` counts Keras' generators in it that got no seed.
+    `num_default_seeds` counts the random generators of Keras without a seed in it.
     """
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class TracedGraph(tf.Graph):
         self._written: dict[int, tuple[Any, Any]] = {}
 
     def write_once(self, value: Any, write: Callable[[Any], Any]) -> Any:
-        """Return the replacement of an object in this graph, the same each time.
+        """Return the replacement in this graph of an object from outside of the graph.
 
-        The object is an eager tensor, or another object from outside of the graph.
-        `write` adds the replacement to this graph.
+        An example is an eager tensor. In the first call for an object, `write` adds the
+        replacement to the graph. Later calls return the same replacement.
         """
         if id(value) not in self._written:
             with tf.init_scope():
@@ -82,14 +82,14 @@ class TracedGraph(tf.Graph):
 
 
 def traced_graph(graph: Any) -> TracedGraph | None:
-    """Return the computation's graph that a graph is or is a function of, if any."""
+    """Return the `TracedGraph` that a graph is, or is inside of, or None."""
     while graph is not None and not isinstance(graph, TracedGraph):
         graph = getattr(graph, "outer_graph", None)
     return graph
 
 
 def current_graph() -> TracedGraph | None:
-    """Return the graph of the computation that this thread traces, if any."""
+    """Return the graph of the computation that this thread traces, or None."""
     if tf.executing_eagerly():
         return None
     return traced_graph(tf.compat.v1.get_default_graph())
@@ -99,10 +99,11 @@ _MARKS = itertools.count()
 
 
 class Number:
-    """A number that graphs take as an input.
+    """A number, such as a learning rate, that graphs take as an input.
 
-    A traced function calls `read` instead of using `value`. `mark` is an attribute of
-    the number's constants in graphs.
+    Graphs that differ in the values of numbers only are traced and cached once. A
+    traced function calls `read` instead of using `value`. `mark` identifies the number
+    in graphs (`ray_fed.tensorflow.graphs.numbers`).
     """
 
     def __init__(self, value: float) -> None:
@@ -110,7 +111,7 @@ class Number:
         self.mark = str(next(_MARKS)).encode()
 
     def read(self, dtype: Any) -> tf.Tensor:
-        """Return the number as a scalar of a dtype, in the graph being traced."""
+        """Return the number as a scalar of a dtype, in the current graph."""
         graph = current_graph()
         if graph is None:
             return tf.constant(self.value, dtype)
@@ -124,11 +125,11 @@ class Number:
 
 
 _FROZEN_BYTES = 2**16
-"""Least bytes of a constant that graphs name instead of containing it."""
+"""Minimum bytes of a constant that graphs refer to by name."""
 
 
 class Constant:
-    """A value that many graphs use. Graphs refer to a large one by name.
+    """A value that many graphs use. Graphs refer to a large value by name.
 
     Args:
         tensor: The value, an eager tensor.
@@ -148,7 +149,7 @@ class Constant:
         self._array = array if is_numeric and is_large else None
 
     def read(self) -> tf.Tensor:
-        """Return the value as a tensor of the graph being traced."""
+        """Return the value as a tensor of the current graph."""
         graph = current_graph()
         if graph is None or self._array is None:
             return tf.convert_to_tensor(self.tensor)

@@ -1,19 +1,18 @@
-"""Trace a Python function into a graph of its own, as federated_language's message.
+"""Traces a Python function into a graph of its own: a computation.
 
-Side effects run in the order they are written, as in a `tf.function`. Inside the
-function a call of another computation is copied into the same graph.
-Its variables and tables are initialized again on every call.
+Side effects run in the order in which they are written, as in a `tf.function`. If the
+function calls another computation, its graph is copied into the same graph. Variables
+and tables of the graph are initialized again in each call.
 
-Some methods of TensorFlow's classes are replaced while functions are traced, see
-`ray_fed.tensorflow.traced_graph`. For Keras, see `ray_fed.tensorflow.keras_seeds`.
+Some methods of TensorFlow's classes are replaced while functions are traced
+(`ray_fed.tensorflow.traced_graph`). Keras' are in `ray_fed.tensorflow.keras_seeds`.
 
 * `==` and `!=` compare elements. TensorFlow compares tensors of a plain `tf.Graph` by
-  identity, also inside of the `tf.function`s and dataset functions in it: `x == 0`
-  would be False, silently.
-* Tensors that were computed before become constants. TensorFlow captures such a tensor
-  in a `tf.function`, and refuses it in the plain graph that a computation is traced
-  into. A computation is to run anywhere, so the tensor is written into it; so is the
-  content of a table that cannot change, such as the vocabulary of a Keras layer.
+  identity, and also in its `tf.function`s and dataset functions. So `x == 0` would
+  silently be False.
+* Eager tensors, which have values already, become constants, because a computation must
+  run in any process. The plain graph would refuse them. The content of a table that
+  cannot change, such as the vocabulary of a Keras layer, is also written to the graph.
 """
 
 import inspect
@@ -54,10 +53,6 @@ from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 
 
 def _comparing(operation: Method, *, when_none: bool) -> Callable[[Method], Method]:
-    """Return a decorator that makes a comparison work element by element.
-
-    In TensorFlow's own code, the original comparison stays.
-    """
 
     def make(original: Method) -> Method:
         def compare(self: Any, other: Any) -> Any:
@@ -85,11 +80,11 @@ compared_by_element = Replacements(
         (tf.Variable, "__ne__"): _NOT_EQUAL,
     }
 ).replaced
-"""Has tensors of every `TracedGraph` compared by element inside a block."""
+"""Context manager. In its block, `==` in a `TracedGraph` compares elements."""
 
 
 def _is_identity_meant() -> bool:
-    """Return whether TensorFlow's own code compares. It compares identities."""
+    # TensorFlow's own code compares identities.
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame and frame.f_back
@@ -105,12 +100,11 @@ _TensorFlow: Any = tf.__internal__  # no public name
 _EAGER: Any = next(
     cls for cls in _TensorFlow.EagerTensor.__mro__ if "__tf_tensor__" in vars(cls)
 )
-"""The class of eager tensors that converts them: found without making a tensor, which
-would fix TensorFlow's threads."""
+"""The base class of eager tensors that has their conversion. No tensor is created to
+find it, because that would fix the number of TensorFlow's threads."""
 
 
 def _converting(original: Method) -> Method:
-    """Return the conversion of an eager tensor to a tensor of the current graph."""
 
     def convert(tensor: Any, dtype: Any = None, name: str | None = None) -> Any:
         if not tf.executing_eagerly():
@@ -123,15 +117,10 @@ def _converting(original: Method) -> Method:
 
 
 captured_as_constants = Replacements({(_EAGER, "__tf_tensor__"): _converting}).replaced
-"""Has eager tensors written into every `TracedGraph` that uses them inside a block."""
+"""Context manager. In its block, eager tensors become constants of a `TracedGraph`."""
 
 
 def _write(tensor: Any) -> Any:
-    """Return the replacement of an eager tensor in the current graph.
-
-    Raises CompileError if the tensor refers to an object of this process, such as a
-    dataset.
-    """
     if tensor.dtype not in (tf.resource, tf.variant):
         return tf.constant(tensor.numpy())
     # TensorFlow attaches its object to a handle. This has no public name.
@@ -146,10 +135,6 @@ def _write(tensor: Any) -> Any:
 
 
 def _write_table(table: Any) -> Any:
-    """Return the handle of a table of the same content, in the current graph.
-
-    The graph initializes the table with its variables, before any op reads it.
-    """
     with context.eager_mode():
         try:
             exported: Any = table.export()
@@ -160,7 +145,7 @@ def _write_table(table: Any) -> Any:
             ) from error
         keys, values = (tensor.numpy() for tensor in exported)
         default = table.default_value.numpy()
-    order = np.argsort(keys)  # a table's own differs from process to process
+    order = np.argsort(keys)  # the table's own order differs from process to process
     initializer = tf.lookup.KeyValueTensorInitializer(
         keys[order], values[order], table.key_dtype, table.value_dtype
     )
@@ -172,7 +157,7 @@ _OWN_CONTAINERS = (_OWN_MODULES, "builtins:", "collections:", "federated_languag
 
 
 class TracingContext(fl.framework.SyncContext):
-    """Imports a computation that a traced function calls into the current graph."""
+    """The context in traced functions. It copies called computations into the graph."""
 
     @override
     @tf.autograph.experimental.do_not_convert
@@ -264,10 +249,18 @@ def trace(
 ) -> fl.framework.ConcreteComputation:
     """Return the computation of a Python function or `tf.function`.
 
-    Autograph converts the function, unless it belongs to ray_fed. `unpack` says whether
-    a struct becomes several arguments, and None infers it. Raises TypeError for
-    parameters or results that are not tensors and sequences, ValueError for a result of
-    None, and CompileError for a type that nests too deeply for protobuf.
+    Autograph converts the function, unless it belongs to ray_fed.
+
+    Args:
+        fn: The function.
+        parameter: Type of the function's argument, or None if it takes none.
+        unpack: Whether the elements of a struct are separate arguments of `fn`. With
+            None, the signature of `fn` decides.
+
+    Raises:
+        TypeError: The parameter or the result is not made of tensors and sequences.
+        ValueError: `fn` returns None.
+        CompileError: A type nests too deeply for protobuf.
     """
     key = trace_keys.find_key(fn, parameter, unpack) if _is_own(fn) else None
     if key is not None and (kept := _find_kept(*key, parameter)) is not None:
@@ -286,7 +279,6 @@ def trace(
 def _find_kept(
     key: str, numbers: Sequence[Number], parameter: fl.Type | None
 ) -> fl.framework.ConcreteComputation | None:
-    """Return a cached computation with these numbers, or None."""
     kept = kept_graphs.find(key)
     if kept is None:
         return None
@@ -311,7 +303,7 @@ def _find_kept(
 def _keep(
     key: str, numbers: Sequence[Number], comp: fl.framework.ConcreteComputation
 ) -> None:
-    """Cache a computation, unless a class of the user's is in its result's type."""
+    # The type of the result may contain a class of the user, which can change.
     containers = list(trace_keys.containers_of(comp.type_signature.result))
     if all(not name or name.startswith(_OWN_CONTAINERS) for name in containers):
         marks = [number.mark.decode() for number in numbers]
@@ -366,13 +358,11 @@ def _trace(
 
 
 def convert(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Let autograph see Python's own `for`, `while` and `if` over tensors.
-
-    ray_fed's own functions have no such statements. Converting them took two fifths of
-    the time of `build_fed_avg` (2026-11-27).
-    """
+    """Return a function whose `for`, `while` and `if` work over tensors."""
     if _is_tf_function(fn):
         return fn
+    # ray_fed's own functions need no conversion, which took two fifths of the time of
+    # `build_fed_avg` (2026-11-27).
     if _is_own(fn):
         return tf.autograph.experimental.do_not_convert(fn)
     status = tf.__internal__.autograph.control_status_ctx()
@@ -405,38 +395,43 @@ def _wrap(
 computation: Callable[..., Any] = fl.framework.ComputationWrapper(
     _wrap, to_type_fn=specs.to_type, infer_type_fn=specs.infer_type
 )
-"""Make a Python function or `tf.function` over tensors a computation.
+"""Make a computation of a Python function or `tf.function` over tensors.
 
-Ways to call it. A type is anything that `fl.to_type` accepts, or a TensorFlow spec.
+Use it as a decorator with the types of the parameters. A type is anything that
+`fl.to_type` accepts, or a TensorFlow spec.
 
     @computation(np.float32)             one parameter
-    @computation(np.int32, np.int32)     several, by the function's own names
-    @computation                         none; or, where the function has some, a
-                                         template that is traced for each argument type
-    computation(fn, type), computation(fn), lambdas, tf.functions
+    @computation(np.int32, np.int32)     several parameters, in order
+    @computation                         no parameter, or parameters of any types: the
+                                         function is traced for each type of arguments
+    computation(fn, type), computation(fn)
 
-The function sees tensors, `tf.data.Dataset` for a sequence, and the containers of its
-type for structures; control flow over tensors is converted by autograph. Variables and
-tables that it creates are initialized on every call. It may call other computations of
-TensorFlow, which become part of it.
+The function gets a tensor, a `tf.data.Dataset` for a sequence, and the containers of
+the type for a structure. Autograph converts its control flow over tensors. Variables
+and tables that it creates are initialized in each call. It may call other computations
+of TensorFlow, which become part of its graph.
 
 Raises:
-    TypeError: parameter or result are not made of tensors, sequences and structures.
-    ValueError: the function returns None.
+    TypeError: The parameter or the result is not made of tensors, sequences and
+        structures.
+    ValueError: The function returns None.
 """
 
 
 class RowMap:
-    """Maps rows by a function over tensors, and is pickled as the function.
+    """Applies a user's function over tensors to each row of a table.
 
-    The function maps a row, in the containers of its type, to another row. All shapes
-    must be known. The constructor raises UnsupportedError if the function draws random
-    numbers.
+    The pickled object has the function, and traces it again where it is used.
+
+    Args:
+        function: Function from a row, in the containers of its type, to another row. It
+            must not draw random numbers, or the constructor raises UnsupportedError.
+        row: Type of a row. All shapes must be known, also in the result.
 
     Attributes:
         function: The function.
-        result: Type of the function's result.
-        identity: A hash of the function's graph. None if Python code runs in it.
+        result: Type of a row of the result.
+        identity: A hash of the function's graph, or None if the graph runs Python code.
     """
 
     def __init__(self, function: Callable[[Any], Any], row: fl.Type) -> None:
@@ -461,7 +456,8 @@ class RowMap:
             self.identity = identify_computation(traced)[:16]
         except errors.UnsupportedError:
             self.identity = None
-        self._traced: Any = self._trace()  # with the arrays that it uses now
+        # The function is traced now, so that later changes of arrays do not matter.
+        self._traced: Any = self._trace()
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -471,7 +467,7 @@ class RowMap:
         return self.__dict__ | {"function": function, "_traced": None}
 
     def apply(self, rows: ColumnarSequence, label: str) -> ColumnarSequence:
-        """Return the rows that the function makes. `label` names the rows in errors."""
+        """Return the function's results, in order. `label` names the rows in errors."""
         types = tensor_structures.flatten_type(self._row)
         if self._traced is None:
             self._traced = self._trace()
@@ -487,7 +483,6 @@ class RowMap:
         return ColumnarSequence(columns, rows.length)
 
     def _trace(self) -> Any:
-        """Return one graph for any number of rows."""
         rows = [
             tf.TensorSpec([None, *(tensor.shape or ())], specs.to_tf_dtype(tensor))
             for tensor in tensor_structures.flatten_type(self._row)

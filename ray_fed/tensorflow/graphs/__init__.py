@@ -1,1 +1,1 @@
-"""Serialized graphs: how they are written, identified, loaded and keyed."""
+"""Writes, identifies and loads serialized graphs, and keys their random numbers."""

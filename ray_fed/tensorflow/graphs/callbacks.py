@@ -1,4 +1,4 @@
-"""Runs Python functions of graphs on the thread that called the graph, for debuggers.
+"""Runs Python functions in graphs on the thread that called the graph, for debuggers.
 
 TensorFlow calls a `tf.py_function` or `tf.numpy_function` from a thread of its pool. A
 debugger can step through such a function only on the thread that waits for the graph:
@@ -34,12 +34,12 @@ _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "ray_fed_callbacks", default=False
 )
 _one_graph = threading.RLock()
-"""Held while functions are redirected, because all graphs share TensorFlow's table."""
+"""Lock of TensorFlow's table of Python functions, which all graphs share."""
 
 
 @contextlib.contextmanager
 def on_calling_thread() -> Generator[None]:
-    """Run Python functions of graphs that are called in this block on this thread."""
+    """Let graphs called in the `with` block run their Python functions here."""
     token = _wanted.set(True)
     try:
         yield
@@ -48,7 +48,7 @@ def on_calling_thread() -> Generator[None]:
 
 
 def call(function: Callable[..., _T], *args: Any) -> _T:
-    """Call a function that runs a graph, in the way that `on_calling_thread` sets."""
+    """Return `function(*args)`, which runs a graph, as `on_calling_thread` says."""
     if not _wanted.get():
         return function(*args)
     desk = _Desk()
@@ -57,10 +57,10 @@ def call(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def keep(traced: Any, owner: Any) -> None:
-    """Keep the Python functions of a traced graph until another graph is freed.
+    """Keep the Python functions of the graph `traced` alive as long as `owner` lives.
 
-    TensorFlow drops them with the graph that they were traced in, but the message of
-    that graph lives longer.
+    TensorFlow frees them with the graph that they were traced in, but the serialized
+    graph lives longer.
     """
     kept = getattr(owner, "_py_funcs_used_in_graph", [])
     kept.extend(getattr(traced, "_py_funcs_used_in_graph", []))
@@ -68,11 +68,8 @@ def keep(traced: Any, owner: Any) -> None:
 
 
 def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
-    """Call a function in an empty context, as TensorFlow does, and set the future.
-
-    An interrupt is raised here. The thread that waits for the future gets another
-    error.
-    """
+    # TensorFlow calls Python functions in an empty context. An interrupt is raised on
+    # this thread, and the thread that waits for the future gets another error.
     try:
         future.set_result(contextvars.Context().run(call))
     except Exception as error:  # noqa: BLE001 (the graph ends with it)
@@ -87,7 +84,7 @@ class _Interrupted(errors.UserError):
 
 
 class _Desk:
-    """Runs a piece of work on another thread, and its Python functions on this one."""
+    """Runs work on a new thread, and the work's Python functions on the current one."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[
@@ -96,7 +93,7 @@ class _Desk:
         self._is_open = True
 
     def serve(self, work: Callable[[], _T]) -> _T:
-        """Start the work, and run the functions that it orders until it ends."""
+        # The work runs on a new thread, and the functions that it orders run here.
         ended: Future[_T] = Future()
 
         def run() -> None:
@@ -119,7 +116,6 @@ class _Desk:
         return ended.result()
 
     def order(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function on the thread of `serve` and return its result."""
         future: Future[Any] = Future()
         self._orders.put((future, functools.partial(function, *args)))
         while not wait([future], _CHECK_PERIOD_S).done:
@@ -129,7 +125,7 @@ class _Desk:
 
 
 class _Redirected(script_ops.EagerFunc):
-    """A `tf.py_function` that runs at a desk, including its conversions of tensors."""
+    """A `tf.py_function` that runs on a desk's thread, with conversions of tensors."""
 
     def __init__(self, target: Callable[..., Any], desk: _Desk) -> None:
         self._target = target

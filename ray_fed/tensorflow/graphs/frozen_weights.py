@@ -1,6 +1,7 @@
-"""Frozen weights in graphs: ops that name a `FrozenArray`, and the tensors they become.
+"""Frozen weights in graphs: a graph refers to a large constant array by name.
 
-Tracing writes an `ImmutableConst` whose memory region is the name of the array:
+Tracing writes an `ImmutableConst` op, which has the name of a `FrozenArray`. Loading
+makes an input of it:
 
     ImmutableConst(ray_fed_frozen_0123...)   traced     no bytes in the graph
     Placeholder                              loaded     fed with the array's tensor
@@ -29,7 +30,7 @@ _REGION = "memory_region_name"
 
 
 def write(name: str, dtype: tf.DType, shape: Any) -> tf.Tensor:
-    """Return the tensor of a frozen array in the outermost graph being built."""
+    """Return a tensor of the current outermost graph that stands for a frozen array."""
     with tf.init_scope():
         return tf.raw_ops.ImmutableConst(
             dtype=dtype, shape=shape, memory_region_name=name
@@ -37,7 +38,7 @@ def write(name: str, dtype: tf.DType, shape: Any) -> tf.Tensor:
 
 
 def named(graph_def: GraphDef) -> dict[str, str]:
-    """Return the name of the array for each node that refers to one, by node name."""
+    """Return the names of a graph's frozen arrays, by the node that refers to each."""
     return {
         node.name: node.attr[_REGION].s.decode()
         for node in graph_def.node
@@ -47,7 +48,7 @@ def named(graph_def: GraphDef) -> dict[str, str]:
 
 
 def take_out(graph_def: GraphDef) -> dict[str, Any]:
-    """Replace the nodes of arrays by placeholders, in place.
+    """Replace the nodes that refer to frozen arrays by placeholders, in place.
 
     Returns:
         For each placeholder, by name: the name of the array, its dtype and its shape.
@@ -65,10 +66,11 @@ def take_out(graph_def: GraphDef) -> dict[str, Any]:
 
 
 def write_all(graph_def: GraphDef) -> dict[str, tf.Tensor]:
-    """Move the nodes of arrays to the outermost graph being built.
+    """Move the nodes that refer to frozen arrays to the current outermost graph.
 
     Returns:
-        The tensors to feed when the rest of the graph is imported, by name.
+        The tensors of the arrays, to feed when the rest of the graph is imported. The
+        keys are the names of the fed tensors.
     """
     return {f"{name}:0": write(*about) for name, about in take_out(graph_def).items()}
 
@@ -76,9 +78,9 @@ def write_all(graph_def: GraphDef) -> dict[str, tf.Tensor]:
 def load(
     arrays: Iterable[tuple[str, tf.DType, Any]],
 ) -> list[tuple[FrozenArray, tf.Tensor]]:
-    """Return arrays of this process with their tensors, on the current device.
+    """Return frozen arrays with their tensors, on the current device.
 
-    An array stays in the table of the process for as long as the caller keeps it.
+    An array stays registered in this process for as long as the caller keeps it.
 
     Args:
         arrays: Name, dtype and shape of each array.
@@ -97,10 +99,6 @@ def load(
 
 
 def _alias(content: NDArray[np.uint8]) -> tf.Tensor:
-    """Return a tensor in the memory of an array, which may be read-only.
-
-    Memory without TensorFlow's alignment is copied.
-    """
     address = content.__array_interface__["data"][0]
     if address % _ALIGNMENT:
         return tf.constant(content)

@@ -1,11 +1,12 @@
-"""The `pb.TensorFlow` message: a graph, and the tensors of its parameter and result.
+"""Writes and reads a TensorFlow computation: the message `pb.TensorFlow`.
 
-Tracing binds a typed parameter to placeholders and a result to tensors. Loading reads
-these bindings. A sequence is bound by the variant tensor of its dataset, or by the
-dataset's serialized graph, as newer versions of TensorFlow Federated do.
+The message has a graph, and *bindings*: the names of the tensors of its parameter and
+its result. Tracing writes them, and loading reads them. A sequence is bound by the
+variant tensor of its dataset or, as in newer versions of TensorFlow Federated, by the
+dataset's serialized graph.
 
-The graph's debug information also has the lines of the user's code for errors, see
-`write_places`. Nothing else of the graph depends on them.
+The graph's debug information has the lines of the user's code, for error messages. The
+hash of a computation does not depend on them.
 """
 
 import copy
@@ -59,7 +60,7 @@ class Place(NamedTuple):
 
 
 def write(graph_def: GraphDef, fn: Callable[..., Any]) -> None:
-    """Record the Python function that a GraphDef was traced from, for errors."""
+    """Record the name and the line of the function that a GraphDef was traced from."""
     function = _innermost(fn)
     name = getattr(function, "__name__", type(function).__name__)
     called = function if hasattr(function, "__code__") else type(function).__call__
@@ -71,7 +72,7 @@ def write(graph_def: GraphDef, fn: Callable[..., Any]) -> None:
 
 
 def read(graph_def: GraphDef) -> str:
-    """Return the name of the computation for errors, with its line if known."""
+    """Return the function's name that `write` recorded, with its line if known."""
     debug_info = graph_def.debug_info
     if _COMPUTATION_KEY not in debug_info.traces:
         return "a TensorFlow computation"
@@ -88,11 +89,11 @@ def _innermost(fn: Any) -> Any:
 
 
 def write_places(graph_def: GraphDef, graph: tf.Graph) -> None:
-    """Record the lines of the user's code that made the nodes of a GraphDef.
+    """Record the line of the user's code that made each node of a GraphDef.
 
-    These are lines of the traced function, and of layers, losses and metrics that
-    ray_fed calls. Only the last part of a file's path is recorded, because a message
-    can leave the user's machine.
+    These are lines of the traced function, and of the user's layers, losses and metrics
+    that ray_fed calls. Only the last part of a file's path is recorded, because a
+    message can leave the user's machine. `graph` is the traced graph.
     """
     places: dict[str, Place | None] = {}
     searched: set[str] = set()  # scopes of layers that the user did not write
@@ -118,7 +119,7 @@ def write_places(graph_def: GraphDef, graph: tf.Graph) -> None:
 
 
 def place_of(graph_def: GraphDef, text: str) -> str:
-    """Return a sentence about the line of the node that an error names, or ""."""
+    """Return a sentence about the user's line that an error is about, or ""."""
     debug_info = graph_def.debug_info
     node = _NODE.search(text)
     named = [node[1]] if node else []
@@ -138,7 +139,6 @@ _NAME = re.compile(r"\((\w[\w./>-]*/[\w./>-]+):\d+\)")
 
 
 def _with_parents(names: Iterable[str]) -> Iterator[str]:
-    """Yield names and the scopes around them, each also without a final number."""
     for name in names:
         parts = name.split("/")
         for end in range(len(parts), 0, -1):
@@ -160,10 +160,8 @@ def _with_functions(graph: tf.Graph) -> list[tf.Graph]:
 
 
 def _place_of(op: tf.Operation, searched: set[str]) -> Place | None:
-    """Return the innermost line of the user's code below ray_fed's own frames.
-
-    It takes 15 us to read a frame, and 6 us for the last user frame (2026).
-    """
+    # Reading a frame takes 15 us, and `last_user_frame` takes 6 us (2026). So frames
+    # are read once for each layer of a model.
     stack: Any = op.traceback
     if stack is None:  # the op belongs to a computation that is called inside
         return None
@@ -191,9 +189,9 @@ _PROCESS_KEY = "ray_fed process"
 
 
 def write_process(graph_def: GraphDef) -> None:
-    """Record that this process traced a graph, if the graph has Python functions.
+    """Record that this process traced a graph, if the graph calls Python functions.
 
-    A graph has only the number of a Python function in a table of its process. In
+    The graph has only the number of such a function in a table of the process. In
     another process, the number may belong to another function.
     """
     if has_python_functions(graph_def):
@@ -202,7 +200,7 @@ def write_process(graph_def: GraphDef) -> None:
 
 
 def has_python_functions(graph_def: GraphDef) -> bool:
-    """Return whether a graph, or a function of its library, calls Python."""
+    """Return whether a graph, or a function of its library, calls Python code."""
     return any(_callback_ops(graph_def))
 
 
@@ -239,15 +237,14 @@ def _stays_error(graph_def: GraphDef) -> errors.UnsupportedError:
 
 
 _ADDED = re.compile(r"^__(?:inference|forward|backward)_|(?:_\d+)+$")
-"""The parts that TensorFlow adds to a function's name, as in `__inference_train_362`.
-"""
+"""Parts that TensorFlow adds to a function's name, such as `__inference_train_362`."""
 
 
 def name_by_place(graph_def: GraphDef) -> None:
-    """Name and sort library functions by the first node that calls each, in place.
+    """Rename the library functions of a GraphDef in the order of their calls, in place.
 
-    TensorFlow's names include a count of all functions of the process. The new names
-    depend on the graph alone. Functions that no node calls come last, sorted by name.
+    TensorFlow's names contain a count of all functions of the process. The new names
+    and the new order depend on the graph alone. Functions that no node calls are last.
     """
     library = graph_def.library
     functions = {each.signature.name: each for each in library.function}
@@ -260,7 +257,6 @@ def name_by_place(graph_def: GraphDef) -> None:
 
 
 def _calls_of(nodes: Iterable[NodeDef], functions: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the functions that nodes call, directly or indirectly, once each."""
     pending = [iter(nodes)]
     seen: set[str] = set()
     while pending:
@@ -276,7 +272,7 @@ def _calls_of(nodes: Iterable[NodeDef], functions: Mapping[str, Any]) -> Iterato
 
 
 def functions_of(node: NodeDef) -> Iterator[str]:
-    """Yield the names of the functions in the attributes of a node."""
+    """Yield the names of the functions that a node calls, from its attributes."""
     for key in sorted(node.attr):
         yield from _named_functions(node.attr[key])
 
@@ -289,7 +285,7 @@ def _named_functions(value: Any) -> Iterator[str]:
 
 
 def digest_library(graph_def: GraphDef) -> str:
-    """Return a hash of all library functions of a GraphDef, to make names unique."""
+    """Return a hash of all library functions of a GraphDef, in hexadecimal digits."""
     library = graph_def.library.SerializeToString(deterministic=True)
     return hashlib.sha256(library).hexdigest()[:16]
 
@@ -297,7 +293,7 @@ def digest_library(graph_def: GraphDef) -> str:
 def rename_functions(graph_def: GraphDef, rename: Callable[[str, int], str]) -> None:
     """Rename the library functions of a GraphDef and all references to them, in place.
 
-    `rename` maps the name and index of a library function to its new name.
+    `rename` maps the name and the index of a library function to the new name.
     """
     library = graph_def.library
     names = [function.signature.name for function in library.function]
@@ -338,7 +334,7 @@ def all_nodes(graph_def: GraphDef) -> list[Any]:
 
 
 def node_of(source: str) -> str:
-    """Return the name of the node of an input, such as `a` for `^a` or `a:1`."""
+    """Return the node's name in the name of an input, such as `a` for `^a` or `a:1`."""
     return source.removeprefix("^").split(":")[0]
 
 
@@ -356,11 +352,11 @@ def reached(
     roots: Iterable[str],
     stops: AbstractSet[str] = frozenset(),
 ) -> Iterator[str]:
-    """Yield the names of nodes that roots depend on, and the roots, inputs first.
+    """Yield the names of the roots and of all nodes that they depend on, inputs first.
 
-    In a loop of a graph there is no such order. Names that are not nodes, such as
-    arguments of a function, are yielded, too. Inputs of ops whose kind is in `stops`
-    are not followed.
+    In a loop of TensorFlow 1, inputs cannot all come first. Names that are not in
+    `nodes`, such as arguments of a function, are yielded, too. Inputs of ops of a kind
+    in `stops` are not followed.
     """
     entered: set[str] = set()
     pending = [(name, False) for name in reversed(list(roots))]
@@ -379,14 +375,14 @@ def reached(
 pb: Any = computation_pb2
 
 Binding: TypeAlias = Any
-"""A `pb.TensorFlow.Binding`."""
+"""A `pb.TensorFlow.Binding`: the names of the tensors of a parameter or a result."""
 
 
 def stamp_parameter(type_spec: fl.Type, name: str = "arg") -> tuple[Any, Binding]:
-    """Add placeholders for a parameter to the current graph.
+    """Add placeholders for a parameter to the current graph, named after `name`.
 
-    Return the value to pass to the traced function, with structs as Struct, and its
-    binding.
+    Return the value to pass to the traced function, with Structs for structs, and its
+    binding. Raises TypeError for a type that graphs do not have.
     """
     match type_spec:
         case fl.TensorType():
@@ -416,9 +412,10 @@ def stamp_parameter(type_spec: fl.Type, name: str = "arg") -> tuple[Any, Binding
 def bind_result(
     value: Any, type_spec: fl.Type, mark: Callable[[Any], Any] = tf.identity
 ) -> Binding:
-    """Bind the result of a traced function to tensors of the current graph.
+    """Return the binding of the result of a traced function, in the current graph.
 
-    `mark` maps each returned tensor to the tensor to bind in its place.
+    `mark` maps each returned tensor to the tensor that is bound. Raises TypeError for a
+    type that graphs do not have.
     """
     match type_spec:
         case fl.TensorType():
@@ -464,7 +461,7 @@ def bound_names(binding: Binding) -> list[str]:
 
 
 def to_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
-    """Convert datasets to serialized graphs where the binding uses them."""
+    """Return the tensors to feed. Datasets are serialized if the binding takes that."""
     return [
         tensor if is_variant else tf.raw_ops.DatasetToGraphV2(input_dataset=tensor)
         for tensor, is_variant in zip(tensors, are_variants(binding), strict=True)
@@ -472,7 +469,7 @@ def to_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
 
 
 def from_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
-    """Convert serialized graphs of datasets to variants, the inverse of `to_bound`."""
+    """Return the leaves of a value from fetched tensors, the inverse of `to_bound`."""
     return [
         tensor if is_variant else tf.raw_ops.DatasetFromGraph(graph_def=tensor)
         for tensor, is_variant in zip(tensors, are_variants(binding), strict=True)
@@ -480,7 +477,7 @@ def from_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor
 
 
 def are_variants(binding: Binding) -> list[bool]:
-    """Return for each bound tensor whether it is anything but a serialized dataset."""
+    """Return for each bound tensor False if it is a serialized dataset, or True."""
     return [not leaf.sequence.graph_def_tensor_name for leaf in _leaves(binding)]
 
 
@@ -501,7 +498,10 @@ def build_message(
     initialize_op: str | None,
     fn: Callable[..., Any],
 ) -> Any:
-    """Return the message of a traced graph. Each call runs `initialize_op` first."""
+    """Return the message of a graph that was traced from the Python function `fn`.
+
+    `initialize_op` is the name of the op that each call runs first, or None.
+    """
     message = pb.TensorFlow(parameter=parameter, result=result)
     graph_def = graph.as_graph_def()
     _forget_gradients(graph_def)
@@ -516,11 +516,8 @@ def build_message(
 
 
 def _forget_gradients(graph_def: Any) -> None:
-    """Remove the gradients of `tf.custom_gradient` from TensorFlow's registry.
-
-    The registry would hold them and the traced graph forever. No other graph can use
-    them, because they refer to tensors of this graph.
-    """
+    # TensorFlow's registry would keep the gradients of `tf.custom_gradient`, and the
+    # traced graph, forever. No other graph can use them: they refer to its tensors.
     registry: Any = ops.gradient_registry
     registered = registry._registry  # noqa: SLF001 (no public way to remove a key)
     for nodes in all_nodes(graph_def):
@@ -532,12 +529,12 @@ def _forget_gradients(graph_def: Any) -> None:
 
 
 def build_computation(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Any:
-    """Return the `pb.Computation` of a message."""
+    """Return the `pb.Computation` with a message and its type."""
     return pb.Computation(type=type_spec.to_proto(), tensorflow=message)
 
 
 def messages_of(message: Any) -> Iterator[Any]:
-    """Yield the `pb.TensorFlow` messages inside a message, in order."""
+    """Yield all `pb.TensorFlow` messages in a protobuf message, in order."""
     if message.DESCRIPTOR.full_name == pb.TensorFlow.DESCRIPTOR.full_name:
         yield message
         return
@@ -550,10 +547,9 @@ def messages_of(message: Any) -> Iterator[Any]:
 
 
 def graph_of(message: TensorFlowMessage) -> Any:
-    """Return the GraphDef of a message, without debug information.
+    """Return a copy of the graph of a message, without debug information.
 
-    Ops that call the function of their name are replaced by `PartitionedCall` ops.
-    Raises UnsupportedError if another process traced Python functions in the graph.
+    Raises UnsupportedError if the graph calls Python functions of another process.
     """
     graph_def = _read_any(message)
     if any(_callback_ops(graph_def)) and _process_of(graph_def) != _this_process():
@@ -564,11 +560,9 @@ def graph_of(message: TensorFlowMessage) -> Any:
 
 
 def _call_by_attribute(graph_def: Any) -> None:
-    """Replace ops of TensorFlow 1 whose name is the function that they call.
-
-    `tf.nn.ctc_loss` still has these ops. TensorFlow imports one only if its function
-    was registered before. All other code looks for calls in attributes.
-    """
+    # `tf.nn.ctc_loss` has ops of TensorFlow 1 whose kind is the function they call.
+    # TensorFlow imports one only if its function was registered before, and all other
+    # code looks for calls in attributes.
     signatures = {f.signature.name: f.signature for f in graph_def.library.function}
     _replace_calls(graph_def.node, signatures)
     for function in graph_def.library.function:
@@ -581,7 +575,6 @@ def _call_by_attribute(graph_def: Any) -> None:
 
 
 def _replace_calls(nodes: Any, signatures: Mapping[str, Any]) -> dict[str, str]:
-    """Replace calls in place. Return the new names of their outputs in functions."""
     renamed: dict[str, str] = {}
     for node in nodes:
         signature = signatures.get(node.op)
@@ -602,24 +595,24 @@ def _replace_calls(nodes: Any, signatures: Mapping[str, Any]) -> dict[str, str]:
 
 
 def origin_of(message: TensorFlowMessage) -> str:
-    """Return the name of the computation for errors, with its line if known."""
+    """Return the computation's name for error messages, with its line if known."""
     return read(_read_any(message))
 
 
 def find_place(message: TensorFlowMessage, text: str) -> str:
-    """Return a sentence about the line of the node that an error names, or ""."""
+    """Return the result of `place_of` for the graph of a message."""
     return place_of(_read_any(message), text)
 
 
 def find_used(message: TensorFlowMessage) -> list[bool]:
-    """Return for each tensor of the parameter whether the result depends on it."""
+    """Return whether the result depends on each tensor of the parameter, in order."""
     nodes = {node.name: node for node in _read_any(message).node}
     used = set(reached(nodes, map(node_of, bound_names(message.result))))
     return [node_of(name) in used for name in bound_names(message.parameter)]
 
 
 def check_portable(message: TensorFlowMessage) -> None:
-    """Raise UnsupportedError if a message has Python functions of this process."""
+    """Raise UnsupportedError if a graph calls Python, which other processes cannot."""
     graph_def = _read_any(message)
     if any(_callback_ops(graph_def)):
         raise _stays_error(graph_def)
@@ -632,7 +625,7 @@ def _read_any(message: TensorFlowMessage) -> Any:
 
 
 _FIRST = "ray_fed_first_"
-"""Prefix of the first message's nodes, and suffix of its functions."""
+"""Prefix of the nodes of the first of two joined graphs, also in function names."""
 
 
 def compose_all(
@@ -646,10 +639,13 @@ def compose_all(
         rows -> Batch(rows)          batches -> Reduce(batches)      two messages
     rows -> Reduce(Batch(rows))                                  one message
 
-    In the joined graph, the dataset between them need not exist. If no argument is a
-    sequence of the class `returned`, everything is returned unchanged. `leaves` are the
-    tensors and sequences of the argument, in the order of its type. Raises Fallback if
-    the joined computation would not be equivalent.
+    In the joined graph, the dataset between them need not exist.
+
+    `leaves` are the tensors and sequences of the argument, in order. A sequence of the
+    class `returned` has the computation that returned it, and its argument. The result
+    is the joined computation, its type and the leaves of its argument, or everything
+    unchanged without a sequence of this class. Raises Fallback if the joined
+    computation would not be equivalent.
     """
     if not any(isinstance(leaf, returned) for leaf in leaves):
         return message, type_spec, leaves
@@ -665,10 +661,7 @@ def compose_all(
 def _compose(
     first: TensorFlowMessage, second: TensorFlowMessage, index: int
 ) -> TensorFlowMessage:
-    """Feed the result of the first message to the second, as its leaf `index`.
-
-    In the parameter, the leaves of the first message replace that leaf.
-    """
+    # The result of the first message is fed to the second one, as its leaf `index`.
     if first.initialize_op or first.session_token_tensor_name:
         raise Fallback("a sequence result of a computation with state")
     if not all(are_variants(first.result)):
@@ -693,7 +686,6 @@ def _compose(
 
 
 def _renamed(leaf: Any) -> Any:
-    """Return a leaf of the first message's parameter, with its name after joining."""
     renamed = type(leaf)()
     renamed.CopyFrom(leaf)
     if leaf.WhichOneof("binding") == "tensor":
@@ -717,8 +709,7 @@ def _rename_all(graph_def: GraphDef) -> None:
             f"^{_FIRST}{name[1:]}" if name.startswith("^") else _FIRST + name
             for name in node.input
         ]
-        if "_class" in node.attr:  # colocation, which refers to old names
-            del node.attr["_class"]
+        node.attr.pop("_class", None)  # colocation, which refers to old names
 
 
 def _feed(graph_def: GraphDef, placeholder: str, source: str) -> None:

@@ -1,10 +1,12 @@
-"""A hash of the work of a computation, which is equal in every Python process.
+"""Hashes the work of a computation. The hash is equal in every Python process.
 
 TensorFlow and Keras number their names over a whole process. So nodes and functions are
 described by their positions in the graph. Constants are part of the description, but
-lines of source code are not. The hash of a graph keys its random numbers. A resumed run
-compares the hashes of whole computations, which include the values of their numbers,
-see `numbers`.
+lines of source code are not. Random numbers of a graph depend on its hash. A resumed
+run compares the hashes of whole computations.
+
+Numbers of an algorithm, such as a learning rate, have marks in a graph (see `numbers`).
+Their values are part of the hash of a computation, but not of the hash of a graph.
 """
 
 import hashlib
@@ -22,8 +24,7 @@ _PROCESS_ATTRS = frozenset(("config_proto", "container", "debug_name", "shared_n
 Attributes that begin with `_` are not described either."""
 
 _MOST_BYTES = 1024
-"""Maximum bytes of a constant in a description. The hash of a longer one replaces it.
-"""
+"""Maximum bytes of a constant in a description. Longer ones are hashed."""
 
 
 def identify_computation(comp: fl.framework.ConcreteComputation) -> str:
@@ -48,21 +49,19 @@ def identify_computation(comp: fl.framework.ConcreteComputation) -> str:
 
 
 def find_used_parameters(comp: fl.framework.ConcreteComputation) -> list[bool]:
-    """Return for each tensor and sequence of the parameter whether it is used.
+    """Return whether the result depends on each tensor and sequence of the parameter.
 
-    The computation has one graph. Arguments of functions in the graph count as used.
+    `comp` has one graph. The arguments of functions in the graph count as used.
     """
     (message,) = graph_message.messages_of(comp.to_proto())
     return graph_message.find_used(message)
 
 
 def content_of(message: Any) -> bytes:
-    """Return a hash of the work of a `pb.TensorFlow`.
+    """Return a hash of the graph of a `pb.TensorFlow`, on which random numbers depend.
 
-    It keys the graph's random numbers.
-
-    The values of numbers do not count, see `numbers`. Raises UnsupportedError if the
-    graph has Python functions of another process.
+    The values of numbers (see `numbers`) do not count. Raises UnsupportedError if the
+    graph calls Python functions of another process.
     """
     graph = graph_message.graph_of(message)
     library = _Library(graph.library)
@@ -87,7 +86,7 @@ class _Names:
         self._places = {name: place for place, name in enumerate(names)}
 
     def place(self, tensor: str) -> str:
-        """Replace the node's name in an input such as `^a`, `a:1` or `a:output:0`."""
+        """Replace `a` by its position in an input: `^a`, `a:1` or `a:output:0`."""
         bare = tensor.removeprefix("^")
         name, colon, output = bare.partition(":")
         control = "^" * (bare != tensor)
@@ -104,13 +103,12 @@ class _Library:
         self._places: dict[str, int] = {}
 
     def place(self, name: str) -> str:
-        """Return the position of a function, or the name of any other op."""
         if name not in self._functions:
             return name
         return f"function {self._places.setdefault(name, len(self._places))}"
 
     def describe(self) -> list[Any]:
-        """Return descriptions of the positioned functions, and of those they call."""
+        # A description may give further functions a position.
         described: list[Any] = []
         while len(described) < len(self._places):
             name = list(self._places)[len(described)]
@@ -149,10 +147,7 @@ def _describe_node(
 
 
 def _inputs_of(node: Any, names: _Names) -> list[str]:
-    """Return the inputs in order, and then the control inputs sorted by position.
-
-    TensorFlow sorts control inputs by their names, which contain numbers.
-    """
+    # TensorFlow sorts control inputs by name, and names differ from process to process.
     places = [names.place(name) for name in node.input]
     tensors = [place for place in places if not place.startswith("^")]
     return tensors + sorted(place for place in places if place.startswith("^"))

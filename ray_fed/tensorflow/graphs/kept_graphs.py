@@ -1,13 +1,12 @@
-"""A cache of graphs, in memory and in the user's cache folder.
+"""Caches graphs in memory and in the user's cache folder.
 
-The key of a graph is a hash of everything that it is made from. The folder's path
-contains a hash of ray_fed's source and of the versions of Python, TensorFlow, Keras and
-federated_language. A file is renamed after it is completely written, so several
-processes can use one folder. It begins with a hash of its content, and damaged files
-are ignored.
+The key of a graph is a hash of everything that the graph is made from. The folder's
+path contains a hash of ray_fed's source and of the versions of Python, TensorFlow,
+Keras and federated_language. A file gets its name when it is complete, so several
+processes can use one folder. It begins with a hash of its content, so damaged files are
+ignored. The folder keeps up to 1 GiB of the files that were used last.
 
-The variable `RAY_FED_GRAPH_CACHE` names another folder, or is "off" to cache nothing.
-Up to 1 GiB of the files that were used last are kept.
+The environment variable `RAY_FED_GRAPH_CACHE` names another folder, or is "off".
 """
 
 import contextlib
@@ -33,7 +32,7 @@ _memory: LruCache[str, bytes] = LruCache(1024, max_weight=_MEMORY_BYTES)
 
 
 def find(key: str) -> tuple[Any, bytes] | None:
-    """Return the notes and the graph of a key, a hexadecimal number, or None."""
+    """Return the notes and the serialized graph that `put` stored by a key, or None."""
     folder = _folder()
     content = None if folder is None else _memory.find(key)
     if folder is not None and content is None:
@@ -51,9 +50,9 @@ def find(key: str) -> tuple[Any, bytes] | None:
 
 
 def put(key: str, notes: Any, graph: bytes) -> None:
-    """Store a graph and JSON notes, in memory only if the folder is not writable.
+    """Store a serialized graph and notes, a JSON value, in memory and in the folder.
 
-    `key` must hash everything that the graph is made from.
+    `key` is the hash of everything that the graph is made from, in hexadecimal digits.
     """
     folder = _folder()
     if folder is None:
@@ -94,7 +93,6 @@ def _folder() -> Path | None:
 
 @functools.cache
 def _versions() -> str:
-    """Return a hash of the code that makes graphs: versions, and ray_fed's source."""
     import keras
     import tensorflow as tf
 

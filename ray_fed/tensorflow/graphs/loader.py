@@ -1,4 +1,4 @@
-"""Loads serialized graphs, so that calls at the same time do not affect one another.
+"""Loads serialized graphs, so that simultaneous calls do not affect one another.
 
 Three parts of a graph are global to a process. They become local to a call:
 
@@ -6,18 +6,17 @@ Three parts of a graph are global to a process. They become local to a call:
   functions. They are renamed by a hash of all functions of the graph.
 * Variables and tables are global by shared name. They become anonymous: each call has
   its own, and frees them at its end.
-* Initialization runs in each call. All ops outside of the closure of `initialize_op`
-  wait for it.
+* Initialization runs in each call. All other ops wait for it.
 
-A `LoadedGraph` is a loaded graph whose random numbers have keys.
+In a `LoadedGraph`, random numbers depend on a key alone, see `randomness`.
 
 TensorFlow's arithmetic optimization is off for loaded graphs. It rewrites a + (b + c)
 to (a + b) + c if it knows the three shapes. It knows more shapes in the graph of one
-client than in a loop over many clients, so equal work would give other bits.
+client than in a loop over many clients, so equal work would have other bits.
 
-Some ops are not deterministic on a GPU, and TensorFlow refuses them there if
-determinism is on. Tracing with determinism avoids these ops, but graphs are traced in a
-driver, where it is off. So they are replaced here, if determinism is on:
+Some ops are not deterministic on a GPU. If TensorFlow's determinism is on, as on a
+worker with a GPU, it refuses them there. Tracing would avoid them, but the driver that
+traces has no determinism. So they are replaced when a graph is loaded:
 
     SparseSoftmaxCrossEntropyWithLogits    ->    softmaxes, sums and products, then
     SoftmaxCrossEntropyWithLogits                IdentityN(loss, backprop)
@@ -47,7 +46,7 @@ _OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 
 def current() -> Any:
-    """Return the `FunctionCallOptions` for graphs that this thread calls."""
+    """Return this thread's `FunctionCallOptions`, without arithmetic optimization."""
     eager: Any = context.context()
     options = eager.function_call_options
     return _in_order(options.config_proto_serialized, options.executor_type)
@@ -55,7 +54,7 @@ def current() -> Any:
 
 @contextlib.contextmanager
 def used() -> Generator[None]:
-    """Call graphs with the options of `current` in the `with` block."""
+    """Call graphs with the options that `current` returns, in the `with` block."""
     eager: Any = context.context()
     before = eager.function_call_options
     eager.function_call_options = current()
@@ -77,7 +76,7 @@ def _in_order(serialized: bytes, executor_type: str | None) -> Any:
 
 
 _ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-"""TensorFlow's shared name for a variable that each execution has for itself."""
+"""The `shared_name` by which TensorFlow gives each execution a variable of its own."""
 
 _ANONYMOUS_TABLES = {
     "HashTable": "AnonymousHashTable",
@@ -92,9 +91,9 @@ _UNORDERED_OPS = frozenset({"Placeholder", "Const", "Switch", "Merge"})
 
 
 def isolate(graph_def: GraphDef, *first_ops: str | None) -> None:
-    """Rewrite a GraphDef in place so that calls share nothing.
+    """Rewrite a GraphDef in place so that calls share no variables or tables.
 
-    Each call runs `first_ops` in this order before all other ops. None is ignored.
+    Each call runs the ops named in `first_ops`, in order, before all others.
     """
     digest = graph_message.digest_library(graph_def)
     graph_message.rename_functions(graph_def, lambda name, _: f"{name}_{digest}")
@@ -114,8 +113,7 @@ def _make_anonymous(node: NodeDef) -> None:
     elif node.op in _ANONYMOUS_TABLES:
         node.op = _ANONYMOUS_TABLES[node.op]
         for attribute in _SHARED_ATTRIBUTES:
-            if attribute in node.attr:
-                del node.attr[attribute]
+            node.attr.pop(attribute, None)
 
 
 def _run_first(graph_def: GraphDef, initialize_op: str) -> None:
@@ -131,7 +129,7 @@ def _run_first(graph_def: GraphDef, initialize_op: str) -> None:
 
 
 def _loop_depths(nodes: dict[str, NodeDef]) -> dict[str, int]:
-    """Return the number of v1 loops around each node that is in a v1 loop."""
+    """Return the number of TensorFlow 1 loops around each node in such a loop."""
     consumers: dict[str, list[Any]] = {}
     for node in nodes.values():
         for source in node.input:
@@ -151,9 +149,10 @@ def _loop_depths(nodes: dict[str, NodeDef]) -> dict[str, int]:
 
 
 def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -> Any:
-    """Return an isolated graph as a function from a list of feeds to a list of fetches.
+    """Return a result of `isolate` as a function from input tensors to result tensors.
 
-    A name may occur twice in `fetches`.
+    `feeds` and `fetches` are the names of these tensors, in order. Names in `fetches`
+    can repeat.
     """
 
     def load() -> None:
@@ -179,9 +178,9 @@ def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -
 
 
 def free_at_end(wrapped: Any, names: list[str]) -> None:
-    """Remove functions from TensorFlow's runtime when their caller is freed.
+    """Remove the functions `names` from TensorFlow's runtime when `wrapped` is freed.
 
-    TensorFlow adds the library of a graph to the process and never removes it. Each
+    TensorFlow itself never removes the functions of a graph from the process. Each
     round with a new computation would leak memory.
     """
     if names:
@@ -198,7 +197,7 @@ _OUTPUTS = ("loss", "backprop")
 
 
 def use_deterministic_ops(graph_def: GraphDef) -> None:
-    """Replace nondeterministic ops in a GraphDef and its library, if determinism is on.
+    """If determinism is on, replace the ops of a GraphDef that lack it, in place.
 
     The results are equal up to rounding. A label that is not a class gives NaN, as in
     TensorFlow on a GPU.
@@ -228,7 +227,6 @@ def _replace_in(function: FunctionDef) -> None:
 
 
 def _of_classes(features: Any, labels: Any) -> tuple[Any, Any]:
-    """Return loss and backprop for labels that are indices of classes."""
     dtype = features.dtype
     nan = tf.constant(float("nan"), dtype)
     is_label = tf.one_hot(
@@ -245,7 +243,6 @@ def _of_classes(features: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def _of_probabilities(features: Any, labels: Any) -> tuple[Any, Any]:
-    """Return loss and backprop for labels that have a probability for each class."""
     loss = -tf.reduce_sum(labels * tf.nn.log_softmax(features), 1)
     return loss, tf.nn.softmax(features) - labels
 
@@ -262,7 +259,6 @@ _Written: TypeAlias = tuple[list[NodeDef], list[str], list[str]]
 
 @functools.cache
 def _trace(op: str, features: int, labels: int) -> tuple[_Written, _Written]:
-    """Return the replacement of an op in a graph, and in a library function."""
     rank = 1 if _WRITTEN[op] is _of_classes else 2
     specs = [
         tf.TensorSpec([None] * r, tf.as_dtype(d))
@@ -283,7 +279,7 @@ def _trace(op: str, features: int, labels: int) -> tuple[_Written, _Written]:
 
 
 def _replace(node: NodeDef, nodes: Any, *, in_function: bool) -> None:
-    """Add the replacement of a node. The node becomes an identity of its results."""
+    # The node stays, as an identity of the results, because others refer to its name.
     types = node.attr["T"].type, node.attr.get("Tlabels", node.attr["T"]).type
     written, arguments, results = _trace(node.op, *types)[in_function]
     features, labels, *waits = node.input
@@ -301,8 +297,7 @@ def _replace(node: NodeDef, nodes: Any, *, in_function: bool) -> None:
         added.input[:] = [of(name) for name in one.input]
     dtype = node.attr["T"].type
     for attribute in ("T", "Tlabels"):
-        if attribute in node.attr:
-            del node.attr[attribute]
+        node.attr.pop(attribute, None)
     node.op = "IdentityN"
     node.input[:] = [*map(of, results), *waits]
     node.attr["T"].list.type.extend([dtype] * len(results))
@@ -310,15 +305,16 @@ def _replace(node: NodeDef, nodes: Any, *, in_function: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The computation that a graph was written for.
+    """The facts about a computation that its loaded graph needs.
 
     Attributes:
-        origin: The name of the computation in errors.
-        content: A hash of the graph as it was written. Keys of random ops depend on it.
-        reads_later: Whether results are read after the call. Another call may then have
-            set the states of random ops.
-        find_place: Takes the message of an error. Returns a sentence about the line of
-            the user that made the node in the message, or "".
+        origin: Name of the computation in errors.
+        content: Hash of the original graph. The numbers of random ops depend on it.
+        device: Name of the device, or None for TensorFlow's default.
+        reads_later: Whether a result is a dataset, which is read after the call. In the
+            meantime, another call may have set the states of random ops.
+        find_place: Function from the message of an error to a sentence about the line
+            of the user's code that the error is about, or "".
     """
 
     origin: str
@@ -329,9 +325,14 @@ class Source:
 
 
 class LoadedGraph:
-    """One graph, called with tensors any number of times, from any thread.
+    """One graph, which any thread can call with tensors any number of times.
 
-    `graph_def` is rewritten in place. `initialize_op` runs first in each call.
+    Args:
+        graph_def: The graph, which is rewritten in place.
+        feeds: Names of the tensors to pass, in order.
+        fetches: Names of the tensors to return, in order.
+        initialize_op: Name of the op that runs first in each call, or None.
+        source: The computation of the graph.
     """
 
     def __init__(
@@ -373,9 +374,9 @@ class LoadedGraph:
         ]
 
     def __call__(self, take: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-        """Run the graph and return its results.
+        """Run the graph on the tensors that `take` returns, and return its results.
 
-        `take` returns the tensors to pass, and is called on the device of the graph.
+        `take` is called on the graph's device, so that new tensors are there.
         """
         source = self._source
         with (

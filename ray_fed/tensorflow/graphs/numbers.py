@@ -1,13 +1,13 @@
-"""Numbers of an algorithm, such as a learning rate, as inputs of its graphs.
+"""Makes numbers of an algorithm, such as a learning rate, inputs of its graphs.
 
-Tracing writes a number as a marked constant behind an op that blocks TensorFlow's
-constant folding. The graph runs anywhere as it is, and the bits of a result do not
-depend on whether the number is a constant or an input:
+`traced_graph.Number` writes a number as a marked constant, behind an op that blocks
+TensorFlow's constant folding. So the bits of a result do not depend on whether the
+number is a constant or an input:
 
     Const(0.1, mark) -> PlaceholderWithDefault -> Cast -> ...
 
-`traced_graph.Number` writes it. A marked constant is not part of a graph's content.
-Kernels take its value as an input, and a cached graph takes the numbers of each caller.
+The value is not part of the hash of a graph (`identity.content_of`). Kernels take it as
+an input, and a cached graph gets the numbers of each caller.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ import ray_fed.tensorflow.graphs.graph_message as graph_message
 from ray_fed.language import blocks
 
 MARK = "_ray_fed_number"
-"""Attribute of a marked constant. Its value identifies the number in the graph."""
+"""Attribute of a marked constant. The attribute's value, the mark, names the number."""
 
 
 def read(message: Any) -> Iterator[tuple[int, float]]:
-    """Yield for each marked constant the index of its number, and the value."""
+    """Yield the number's index and the value of each marked constant of a graph."""
     order: dict[bytes, int] = {}
     for mark, value in _marked(message):
         yield order.setdefault(mark, len(order)), value
@@ -37,14 +37,14 @@ def _marked(message: Any) -> Iterator[tuple[bytes, float]]:
 
 
 def marks_of(graph_def: Any) -> dict[str, bytes]:
-    """Return the marks of a graph's constants by name, except inside functions."""
+    """Return the marks of a graph's constants, by the name of their node."""
     return {n.name: n.attr[MARK].s for n in graph_def.node if MARK in n.attr}
 
 
 def rewrite(proto: Any, change: Callable[[bytes, float], tuple[bytes, float]]) -> None:
-    """Change the marks and values of a `pb.Computation`'s marked constants, in place.
+    """Change all marked constants of a `pb.Computation`, in place.
 
-    `change` maps the mark and value of a constant to its new mark and value.
+    `change` maps the mark and the value of a constant to its new mark and value.
     """
     for message in graph_message.messages_of(proto):
         if MARK.encode() not in message.graph_def.value:
@@ -65,10 +65,10 @@ def _value_of(node: Any) -> float:
 
 
 def take_out(*functions: bytes) -> tuple[list[bytes], list[float]]:
-    """Return serialized functions without their numbers, and the numbers.
+    """Return serialized functions without the values of their numbers, and the values.
 
-    The mark of each constant becomes the index of its number. Its value becomes NaN, so
-    that a missing number shows in the result.
+    The mark of each constant becomes the index of its value in the second result. The
+    constant becomes NaN, so that a missing number shows in results.
     """
     numbers: dict[bytes, float] = {}
 

@@ -1,11 +1,11 @@
-"""Random ops of a loaded graph draw numbers that depend only on a random key.
+"""Rewrites the random ops of a graph, so that a key alone decides what they draw.
 
-TensorFlow's stateful random ops keep their state inside the kernel, where code cannot
-set it. Each is replaced by an op with the same distribution whose state is a variable
-(Philox; Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The
-variables are set before each call. An op in a loop updates its variable, so each
-iteration draws other numbers. Some ops have no such counterpart and are composed of
-several others.
+TensorFlow's stateful random ops keep their state where code cannot set it. Each op is
+replaced by an op with the same distribution whose state is a variable (Philox; Salmon
+et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The variables are set
+before each call, from the key (`ray_fed.plan.random_keys`). An op in a loop updates its
+variable, so each iteration draws other numbers. Ops without such a counterpart are
+composed of several others.
 
     RandomUniform(shape)    ->    StatefulUniform(state of this op, Philox, shape)
 """
@@ -21,19 +21,17 @@ from ray_fed.plan import random_keys
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
 
 KEPT_PREFIX = b"ray_fed_state_"
-"""Prefix of the shared names of state variables, which stay between calls."""
+"""Prefix of the `shared_name` of state variables, which stay between calls."""
 
 
 class RandomStates:
-    """The state variables of one loaded graph.
-
-    The owner of the graph closes them.
+    """The state variables of one loaded graph. The graph's owner closes this object.
 
     Attributes:
         names: Names of the variables that stay between calls, in the order of their
             ops.
-        unkeyed: Names and kinds of random ops that cannot be rewritten.
-        in_functions: Names and kinds of rewritten ops in library functions. If a
+        unkeyed: Names and kinds of the random ops that cannot be rewritten.
+        in_functions: Names and kinds of the rewritten ops in library functions. If a
             dataset calls the function, the ops draw when the dataset is read.
     """
 
@@ -53,9 +51,9 @@ class RandomStates:
         ]
 
     def set(self, content: bytes) -> None:
-        """Set all variables for the running work, on the current device.
+        """Set all variables from the key of the running work, on the current device.
 
-        `content` identifies the computation.
+        `content` is the hash of the computation, see `identity.content_of`.
         """
         for index, handle in enumerate(self._handles):
             value = tf.constant(
@@ -73,11 +71,14 @@ class RandomStates:
 
 
 def add_assignments(graph_def: GraphDef, states: RandomStates) -> tuple[list[str], str]:
-    """Add nodes to a GraphDef that set its state variables, to call it in a graph.
+    """Add nodes that set the state variables of a GraphDef, to call it in a graph.
 
     Variables of ops outside functions become local to the call, and are removed from
-    `states.names`. Return the names of placeholders for the states, i64[3] each, and of
-    an op that runs after all states are set.
+    `states.names`.
+
+    Returns:
+        The names of placeholders for the states, i64[3] each, and the name of an op
+        that runs after all states are set.
     """
     inside = {
         node.attr["shared_name"].s.decode(): node
@@ -106,7 +107,7 @@ def add_assignments(graph_def: GraphDef, states: RandomStates) -> tuple[list[str
 
 
 def describe_state(handle: NodeDef, name: str) -> None:
-    """Set the attributes of a state variable's node, in place."""
+    """Set the attributes of the node of a state variable with a name, in place."""
     handle.attr["dtype"].type = tf.int64.as_datatype_enum
     handle.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)
     handle.attr["shared_name"].s = name.encode()
@@ -124,11 +125,11 @@ number of calls at once, and its dtype."""
 
 
 def run_in_order(graph_def: GraphDef, *, datasets: bool) -> None:
-    """Rewrite a GraphDef in place so that loops and datasets draw in order.
+    """Rewrite a GraphDef in place so that iterations run one after another.
 
-    All iterations share the state of a random op. Their order decides which numbers
-    each iteration gets, so they must run one after another. `datasets` says whether
-    functions of datasets draw.
+    All iterations of a loop share the state of a random op, so their order decides
+    which numbers each of them gets. If `datasets`, functions of datasets may draw, and
+    also run one after another.
     """
     bodies = (function.node_def for function in graph_def.library.function)
     for in_function, nodes in [(False, graph_def.node), *((True, b) for b in bodies)]:
@@ -159,8 +160,7 @@ def _interleave_in_order(node: NodeDef) -> None:
     node.input.extend(inputs)
     node.op = "InterleaveDataset"
     for attribute in ("deterministic", "sloppy"):
-        if attribute in node.attr:
-            del node.attr[attribute]
+        node.attr.pop(attribute, None)
 
 
 _PHILOX = 1
@@ -172,8 +172,8 @@ _TWINS: Mapping[str, tuple[str, str, str]] = {
     "TruncatedNormal": ("StatefulTruncatedNormal", "dtype", "T"),
     "NonDeterministicInts": ("StatefulUniformFullInt", "dtype", "shape_dtype"),
 }
-"""For each op: its counterpart with a state, and its own attributes with the dtypes of
-the result and of the shape."""
+"""For each op: the op that replaces it, and the names of its own attributes with the
+dtypes of the result and of the shape."""
 
 _SEEDED: Mapping[str, int] = {
     "AnonymousRandomSeedGenerator": 0,
@@ -195,9 +195,10 @@ _SHAPED: Mapping[str, tuple[str, str, str]] = {
     "RandomPoisson": ("StatelessRandomPoisson", "dtype", "Rtype"),
     "RandomPoissonV2": ("StatelessRandomPoisson", "R", "Rtype"),
 }
-"""For each op with one parameter: its stateless counterpart, and the attribute of each
-with the parameter's dtype. The op takes the shape of the draws for each element of the
-parameter, the counterpart takes the shape of the whole result."""
+"""For each op with a parameter of its distribution: the stateless op that replaces it,
+and the attributes of both with the parameter's dtype. The op takes the shape of the
+draws for each element of the parameter. The stateless op takes the shape of the result.
+"""
 
 _UNKEYED = frozenset(
     {"AllCandidateSampler", "FixedUnigramCandidateSampler", "FractionalAvgPool",
@@ -207,7 +208,7 @@ _UNKEYED = frozenset(
      "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2",
      "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"}
 )  # fmt: skip
-"""Random ops that are not rewritten and draw other numbers in every attempt."""
+"""Random ops that are not rewritten. They draw other numbers if work is repeated."""
 
 
 _IN_NAMES = (
@@ -218,20 +219,20 @@ _IN_NAMES = (
 
 
 def differs_by_call(op: str) -> bool:
-    """Return whether an op in the function of a dataset draws random numbers."""
+    """Return whether an op in a function of a dataset draws other numbers each time."""
     return any(part in op for part in _IN_NAMES)
 
 
 def draws(op: str) -> bool:
-    """Return whether an op is random and known to `key_random_ops`."""
+    """Return whether an op is random: `key_random_ops` rewrites or reports it."""
     return op in _RULES or op in _UNKEYED
 
 
 def key_random_ops(graph_def: GraphDef) -> RandomStates:
-    """Rewrite the random ops of a GraphDef and its library functions, in place.
+    """Rewrite the random ops of a GraphDef and of its functions, in place.
 
-    Call this before functions are renamed by their content, because the names of state
-    variables are unique for each call of this function.
+    Call it before `loader.isolate`, which names functions by their content. The names
+    of state variables are part of this content, and differ in each call.
     """
     states = RandomStates()
     _Rewriter(graph_def.node, states, in_function=False).run()
@@ -278,7 +279,6 @@ class _Rewriter:
         return self._output(node)
 
     def _state_inputs(self, like: NodeDef, suffix: str = "") -> list[str]:
-        """Add a state variable and return the inputs that make an op use it."""
         name = f"{KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
         self._states.names.append(name)
         handle = self._add(like, f"state{suffix}", "VarHandleOp", [])
@@ -291,8 +291,7 @@ class _Rewriter:
         types = node.attr[dtype].type, node.attr[shape_dtype].type
         inputs = [*self._state_inputs(node), *node.input]
         for attribute in ("seed", "seed2", "T", "Tout"):
-            if attribute in node.attr:
-                del node.attr[attribute]
+            node.attr.pop(attribute, None)
         node.op = twin
         del node.input[:]
         node.input.extend(inputs)
@@ -317,6 +316,8 @@ class _Rewriter:
         shape, parameter = node.input[:2]
         op, parameter_dtype, stateless_dtype = _SHAPED[node.op]
         dtype, shape_dtype = node.attr[parameter_dtype].type, node.attr["S"].type
+        # The stateless op takes the shape of the whole result: the shape of the draws
+        # for one element, followed by the shape of the parameter.
         inner = self._add(node, "inner", "Shape", [parameter])
         inner.attr["T"].type = dtype
         inner.attr["out_type"].type = shape_dtype
@@ -329,8 +330,7 @@ class _Rewriter:
         seeds = self._draw_integers(node, "", [2])
         result = node.attr["dtype"].type if "dtype" in node.attr else dtype
         for attribute in ("seed", "seed2", "S", "T", "R"):
-            if attribute in node.attr:
-                del node.attr[attribute]
+            node.attr.pop(attribute, None)
         node.op = op
         node.input[0] = self._output(whole)
         node.input.insert(1, seeds)
@@ -340,13 +340,13 @@ class _Rewriter:
         node.attr["dtype"].type = result
 
     def seed(self, node: NodeDef) -> None:
-        """Replace the two seeds of an op of datasets by random draws."""
         position = _SEEDED[node.op]
         for offset in range(2):
             node.input[position + offset] = self._draw_integers(node, str(offset), [])
 
     def sort_by_draws(self, node: NodeDef) -> None:
-        """Shuffle rows: sort them by a uniform draw for each row."""
+        # There is no op with a state that shuffles rows, so a uniform number is drawn
+        # for each row, and the rows are sorted by these numbers.
         value, *waits = node.input
         dtype = node.attr["T"].type
         shape = self._add(node, "rows", "Shape", [value])

@@ -1,9 +1,10 @@
-"""The data of many clients as tensors of one batch, for clients of any shapes.
+"""The data of many clients as tensors, and the work on clients of one shape.
 
-To lay clients' data is to concatenate it, as a `ColumnarSequence` concatenates
-elements. If sizes differ, each client has places, which are positions of its rows.
-Nothing is padded, and one traced graph serves clients of any sizes. Laid data can be
-used in any round.
+The rows of all clients are concatenated, so nothing is padded and one graph serves
+clients of any sizes. If sizes differ, each client has *places*: the indices at which
+its rows begin and end in these tensors. A *layout* describes the tensors and places of
+a type. An element with a first dimension that may differ has *splits*: the index of the
+first row of each element.
 
     one client       all clients
     f32[784]         f32[clients, 784]
@@ -13,13 +14,14 @@ used in any round.
                      length, start and stop of elements, of splits and of rows
 
 The places of all clients are one table, i64[clients, places, 1]. Two ops read all
-places of a client, with the rank that slicing needs. The number of ops matters in a
-loop over small clients.
+places of a client in the rank that slicing needs. The number of ops matters in a loop
+over small clients.
 
-If all clients of a leaf have one shape, several can work at once, or XLA can compile
-their work. Both need sizes when they are traced, so there is a graph for each shape.
-Both can give other bits than one client at a time, so all clients of a leaf run in the
-same way. The bits therefore depend on settings and data alone.
+A leaf is a few neighboring clients whose results are accumulated in order. If all
+clients of a leaf have one shape, several can run at once, or XLA can compile their
+work. Both need static shapes, so there is a graph for each shape. Both can have other
+bits than one client at a time, so all clients of a leaf run in the same way. The bits
+therefore depend on settings and data alone.
 
     clients of a leaf      0 1 2 3 4 5 6          k = 3
     window of rows         [. 0 1 2 3 4 5 6]      of a fixed number of clients
@@ -63,20 +65,19 @@ Parts = Sequence[Array]
 """Arrays to concatenate to one tensor, in client order."""
 
 ComponentShape: TypeAlias = tuple[int, ...] | columnar_sequence.Sizes
-"""The sizes of one component of a client: the dimensions of a tensor, or the `Sizes` of
-a sequence."""
+"""The sizes of a tensor or a sequence of a client: its dimensions, or its `Sizes`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """The rows of each client in one tensor, for clients of one shape.
+    """The rows that each client has in one tensor, if all clients have one shape.
 
     Attributes:
-        tensor: Index of the tensor in the layout.
-        place: Index among a client's places of the start of its rows. If None, the rows
-            start at the index of the client.
+        tensor: Index of the tensor in the layout's `specs`.
+        place: Index among a client's places of the start of its rows. With None, the
+            client's index is the start.
         num_rows: Number of rows of one client.
-        shape: Shape of these rows as one client's value.
+        shape: Shape of these rows as a value of one client.
     """
 
     tensor: int
@@ -114,7 +115,10 @@ class TensorLayout:
     def lay(
         self, members: Sequence[Plain], keep: external_data.Keep
     ) -> tuple[list[Parts], list[Array]]:
-        """Return the arrays to concatenate for each of `specs`, and the places."""
+        """Return the arrays to concatenate to each tensor, and the columns of places.
+
+        `members` has one plain value for each client.
+        """
         del keep  # no kernel takes tensors in files
         dtype = tensor_structures.storage_dtype(self._type_spec)
         column = columnar_sequence.lay_column(members, dtype, self._type_spec.shape)
@@ -126,7 +130,7 @@ class TensorLayout:
         """Return the dimensions of each client's tensor that its type does not fix.
 
         They are i64[clients, dimensions], or None for strings. `laid` has the tensors
-        of `specs`, and `places` is i64[clients, places].
+        that `specs` describes, and `places` is i64[clients, places].
         """
         if laid[0].dtype == tf.string:
             return None
@@ -135,7 +139,7 @@ class TensorLayout:
         return places[:, 1:2] - places[:, :1]
 
     def shape_of(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of a client's tensor, from a row of `sizes`."""
+        """Return the shape of a client's tensor. `sizes` is a row of `self.sizes`."""
         dims = cast("tuple[int, ...]", tuple(self._type_spec.shape or ()))
         return (*sizes, *dims[1:]) if self._has_splits else dims
 
@@ -148,14 +152,17 @@ class TensorLayout:
     def static_member(
         self, rows: Iterator[tf.Tensor], shape: tuple[int, ...]
     ) -> tf.Tensor:
-        """Return one client's tensor, from the rows of its extents."""
+        """Return one client's tensor. The next of `rows` has its rows."""
         del shape
         return next(rows)
 
     def member(
         self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
     ) -> tf.Tensor:
-        """Return one client's tensor, from the tensors of all clients."""
+        """Return the tensor of the client at `index`, in a graph.
+
+        `laid` yields the tensors of all clients, and `places` the client's places.
+        """
         if self._has_splits:
             return _part(next(laid), places)
         return tf.gather(next(laid), index)
@@ -177,10 +184,10 @@ class SequenceLayout:
     def lay(
         self, members: Sequence[Plain], keep: external_data.Keep
     ) -> tuple[list[Parts], list[Array]]:
-        """Return the arrays to concatenate for each of `specs`, and the places.
+        """Return the arrays to concatenate to each tensor, and the columns of places.
 
         Sequences in files are read, and `keep` caches their content. Raises Fallback if
-        the data in files is too large, or if a sequence cannot be laid out.
+        the data in files is too large, or a sequence is only readable by element.
         """
         sequences = list(self._read_sequences(members, keep))
         laid: list[Parts] = []
@@ -217,8 +224,8 @@ class SequenceLayout:
     def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
         """Return the length of each client's sequence, and its elements' dimensions.
 
-        They are i64[clients, sizes], or None for strings. -1 stands for several sizes.
-        `laid` has the tensors of `specs`, and `places` is i64[clients, places].
+        They are i64[clients, sizes], or None for strings. The size -1 means that the
+        client's elements differ. The arguments are as in `TensorLayout.sizes`.
         """
         if any(tensor.dtype == tf.string for tensor in laid):
             return None
@@ -234,7 +241,7 @@ class SequenceLayout:
         return np.concatenate(all_sizes, axis=1)
 
     def shape_of(self, sizes: Sequence[int]) -> columnar_sequence.Sizes | None:
-        """Return the sizes of a client's sequence, from a row of `sizes`, or None."""
+        """Return the sizes of a client from a row of `self.sizes`, or None for -1."""
         if -1 in sizes:
             return None
         length, *batches = sizes
@@ -263,13 +270,13 @@ class SequenceLayout:
     def static_member(
         self, rows: Iterator[tf.Tensor], sizes: columnar_sequence.Sizes
     ) -> GraphSequence:
-        """Return one client's sequence, from the rows of its extents."""
+        """Return a client's sequence. The next of `rows` have its columns' rows."""
         return GraphSequence(tuple(next(rows) for _ in self._types), None, sizes)
 
     def member(
         self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
     ) -> GraphSequence:
-        """Return one client's sequence, from the tensors of all clients."""
+        """Return one client's sequence, see `TensorLayout.member`."""
         del index
         length = tf.reshape(next(places), [])
         elements, of_splits = ([next(places), next(places)] for _ in range(2))
@@ -286,10 +293,8 @@ class SequenceLayout:
 def _batch_sizes(
     splits: Array, starts: Array, num_rows: Array, lengths: Array
 ) -> Array:
-    """Return the size of each client's elements, or -1 if its elements differ.
-
-    `splits` has the splits of all clients, and each client's splits begin with 0.
-    """
+    # The size of a client whose elements differ is -1. Splits of elements of one size
+    # are its multiples, and each client's splits begin with 0.
     counts = lengths[:, 0]
     sizes = num_rows // np.maximum(counts, 1)
     owners = np.repeat(np.arange(len(counts)), counts + 1)
@@ -305,7 +310,7 @@ def _no_rows(type_spec: fl.TensorType) -> Array:
 
 
 ClientShape: TypeAlias = tuple[ComponentShape, ...]
-"""The sizes of all components of a client's data."""
+"""The sizes of all tensors and sequences of a client's data, in order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,9 +329,7 @@ class LaidPart:
 
 
 class ClientLayout:
-    """The layout of a struct that each client has.
-
-    Its elements are called parts.
+    """The layout of the data of a client, a struct whose elements are called parts.
 
     `specs` describes the tensors of any number of clients. The constructor raises
     Fallback for a type without a layout.
@@ -352,10 +355,10 @@ class ClientLayout:
     def lay_part(
         self, part: int, values: Sequence[Plain], keep: external_data.Keep
     ) -> LaidPart:
-        """Lay out the plain values that some clients have for one part.
+        """Return the values of some clients for one part as tensors.
 
-        `part` is the index of the part in a client's value. `keep` caches the content
-        of files.
+        `part` is the index of the part in a client's data. `keep` caches the content of
+        files.
         """
         flat = [trees.flatten(value) for value in values]
         tensors: list[tf.Tensor] = []
@@ -371,7 +374,7 @@ class ClientLayout:
         return LaidPart(tensors, np.stack(places, axis=1) if places else nowhere)
 
     def join(self, parts: Sequence[LaidPart]) -> list[tf.Tensor]:
-        """Return the tensors of `specs` from all parts of some clients, in order."""
+        """Return the tensors that `specs` describes, from all parts of some clients."""
         tensors = [tensor for part in parts for tensor in part.tensors]
         if self._num_places:
             places = np.concatenate([part.places for part in parts], axis=1)
@@ -383,8 +386,8 @@ class ClientLayout:
     ) -> tuple[list[ClientShape | None], NDArray[np.intp]]:
         """Return the different shapes of clients, and each client's index among them.
 
-        A shape is None if elements of a client differ in size. Both results are empty
-        if no client can have a shape.
+        `tensors` is a result of `join`. A shape is None if elements of a client differ
+        in size. Both results are empty if the type has no shapes, as with strings.
         """
         places = np.empty((0, 0), np.int64)
         if self._num_places:
@@ -432,7 +435,7 @@ class ClientLayout:
         return regions
 
     def static_member(self, rows: Sequence[tf.Tensor], shape: ClientShape) -> Any:
-        """Return the value of one client, from the rows of each extent of its shape."""
+        """Return the value of one client. `rows` has the rows of its extents."""
         remaining = iter(rows)
         leaves = [
             leaf.static_member(remaining, cast("Any", sizes))
@@ -441,9 +444,9 @@ class ClientLayout:
         return trees.unflatten(iter(leaves), self._type_spec)
 
     def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> Any:
-        """Return one client's value: tensors and `GraphSequence`s in structs.
+        """Return the value of the client at `index`, i64[], in a graph.
 
-        `tensors` holds all clients, inside a graph, and `index` is i64[].
+        It has tensors and `GraphSequence`s in structs. `tensors` is a result of `join`.
         """
         laid, places = iter(tensors), iter(self._places(tensors, index))
         leaves = [leaf.member(laid, places, index) for leaf in self._leaves]
@@ -459,11 +462,11 @@ class ClientLayout:
 
 
 FAILED_CHECK = "ray_fed: a check of a client failed"
-"""Part of the error if a check fails in a graph for clients of one shape. The
-interpreter then runs the leaf and raises the check's own error."""
+"""Part of the error if a check fails in a graph for clients of one shape. The leaf is
+then interpreted, which raises the check's own error."""
 
 _MOST_IN_WINDOW = 64
-"""Maximum clients of one step. XLA compiles for a fixed number."""
+"""Maximum clients of a window. XLA compiles for a fixed number of clients."""
 
 
 class ClientWork:
@@ -474,9 +477,9 @@ class ClientWork:
     Attributes:
         constants: Type of the values that are equal for all clients.
         partial: Type of the accumulators.
-        kept: Type of the values that are kept for each client.
+        kept: Type of the values that are returned for each client.
         layout: Layout of the clients' data.
-        specs: Specs of the accumulators.
+        specs: Specs of the accumulators' tensors.
     """
 
     def __init__(self, kernel: plans.Kernel) -> None:
@@ -495,7 +498,7 @@ class ClientWork:
     def work(
         self, importer: GraphImporter, constants: Sequence[tf.Tensor], member: Any
     ) -> list[Any]:
-        """Return the result of a client's work, inside a graph."""
+        """Return the results of the work of the client with the data `member`."""
         packed = trees.unflatten(iter(constants), self.constants)
         client = structs.Struct([(None, packed), (None, member)])
         return list(GraphBuilder(importer).call(self._work, client))
@@ -507,9 +510,9 @@ class ClientWork:
         worked: Sequence[tf.Tensor],
         constants: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return the accumulators after a client, inside a graph.
+        """Return the accumulators with the results of one client added.
 
-        `worked` has the tensors of the result of `work`, without kept values.
+        `worked` has the tensors of the results of `work`, without kept values.
         """
         folded = structs.Struct(
             [
@@ -523,26 +526,26 @@ class ClientWork:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The clients of one step. It is whole if no leaf has more than `size` clients."""
+    """The number of clients of one step. It is whole if no leaf has more clients."""
 
     size: int
     is_whole: bool
 
     @classmethod
     def of(cls, leaf_size: int) -> "Window":
-        """Return the window for a cohort with leaves of a size.
-
-        It is a power of two, so cohorts of similar size share a graph.
-        """
+        """Return the window for a cohort whose largest leaf has `leaf_size` clients."""
+        # The size is a power of two, so that cohorts of similar size share a graph.
         size = min(1 << (leaf_size - 1).bit_length(), _MOST_IN_WINDOW)
         return cls(size, leaf_size <= size)
 
 
 class ShapedClients:
-    """Accumulates clients of one shape, inside a graph.
+    """Accumulates clients of one shape, in a graph.
 
     Args:
-        window: The clients whose rows one step takes.
+        client: The clients' work.
+        shape: The shape of their data.
+        window: Number of clients whose rows one step takes.
         at_once: Number of clients whose work is vectorized.
         jit: Whether XLA compiles the work.
         trusts_sums: See `GraphImporter`.
@@ -575,10 +578,10 @@ class ShapedClients:
     def prepare(self, data: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the data of all clients in the form that `fold` takes.
 
-        The result has three tensors for each extent. First come the rows of each
-        extent, padded to at least one window. Then, for each extent, follows the start
-        of each client's window in these rows. Last is the start of the client's rows in
-        its window, which is not 0 if fewer rows than a window follow the client.
+        The result has three groups of tensors, with one tensor for each extent. First
+        are the rows, padded to at least one window. Second is the start of each
+        client's window in these rows. Third is the start of the client's rows in its
+        window. It is not 0 if fewer rows than a window follow the client.
         """
         rows: list[tf.Tensor] = []
         begins: list[tf.Tensor] = []
@@ -605,11 +608,11 @@ class ShapedClients:
         constants: Sequence[tf.Tensor],
         data: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return the accumulators after some clients.
+        """Return the accumulators with the results of some clients added.
 
         `clients` has the first client and one past the last, i64[], at least one
-        client. The numbers of the kernel follow the tensors of the constants. `data` is
-        the result of `prepare`.
+        client. `constants` has tensors, and then `GraphImporter.numbers`. `data` is the
+        result of `prepare`.
         """
         first, stop = clients
 
@@ -633,10 +636,7 @@ class ShapedClients:
     def _rows(
         self, data: Sequence[tf.Tensor], index: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return the rows of a client's window, and the start of its rows in them.
-
-        Slices of aligned rows are not copied.
-        """
+        # Slices of aligned rows are not copied.
         size = len(self._extents)
         begins, places = (
             [tf.gather(tensor, index) for tensor in data[start : start + size]]
@@ -656,11 +656,7 @@ class ShapedClients:
         rows: Sequence[tf.Tensor],
         starts: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return the accumulators after `count` clients.
-
-        `starts` has the start of the first client's rows in `rows`. The first result is
-        whether all checks of these clients passed.
-        """
+        # The first result says whether all checks of the `count` clients passed.
         # Loops of a computation are unrolled, because TensorFlow cannot vectorize them.
         # Computations are not isolated: XLA and vectorized work have other bits anyway.
         work = GraphImporter(
@@ -719,7 +715,6 @@ class ShapedClients:
         number: int,
         lead: list[int],
     ) -> list[tf.Tensor]:
-        """Return the values of `number` clients, from the given starts in the rows."""
         values: list[tf.Tensor] = []
         for tensor, place, each in zip(rows, places, self._extents, strict=True):
             part = _slice(tensor, place, number * each.num_rows)
@@ -727,7 +722,6 @@ class ShapedClients:
         return values
 
     def _after(self, places: Sequence[tf.Tensor], number: int) -> list[tf.Tensor]:
-        """Return the starts of the rows after `number` clients."""
         return [
             place + number * each.num_rows
             for place, each in zip(places, self._extents, strict=True)
@@ -735,7 +729,7 @@ class ShapedClients:
 
 
 def flatten_all(members: Sequence[Any]) -> list[Any]:
-    """Return the tensors of some values, in order."""
+    """Return the tensors of some values in nested structs, in order."""
     return [tensor for member in members for tensor in trees.flatten(member)]
 
 
@@ -769,7 +763,7 @@ def _count_to(
 
 @dataclasses.dataclass(frozen=True)
 class UniformShape:
-    """The key of a graph for leaves whose clients are all of one shape."""
+    """The key of a graph for leaves whose clients all have data of one shape."""
 
     clients: ClientShape
     window: Window
@@ -777,9 +771,10 @@ class UniformShape:
 
 @dataclasses.dataclass(frozen=True)
 class LaidData:
-    """The data of some clients, for any round.
+    """The data of some clients as tensors. Any round can use it.
 
     Attributes:
+        tensors: The result of `ClientLayout.join`.
         shapes: The different shapes of the clients. None stands for no shape.
         kinds: For each client, the index of its shape. Empty if shapes are not needed.
     """
@@ -796,7 +791,7 @@ class LaidData:
         *,
         with_shapes: bool,
     ) -> "LaidData":
-        """Join the parts of some clients' data, and find their shapes if needed."""
+        """Join the parts of some clients' data, and find shapes if `with_shapes`."""
         tensors = layout.join(parts)
         if with_shapes:
             return cls(tensors, *layout.shapes(tensors))
@@ -809,14 +804,15 @@ class LaidData:
 
 @dataclasses.dataclass(frozen=True)
 class LaidClients:
-    """The clients of one or several kernel calls in one round.
+    """The input of kernel calls for some clients in one round.
 
     Attributes:
         states: States of the random ops in the clients' work, and in the accumulation,
-            i64[clients, sites, 3] each.
-        shape: The shape of all clients of the leaves to run, or None to use the graph
-            for clients of any shape.
-        are_checked: Whether a graph for clients of any shape checks each client,
+            i64[clients, random ops, 3] each.
+        data: The clients' data.
+        shape: The shape of all these clients, or None to use the graph for clients of
+            any shape.
+        are_checked: Whether to run the graph that checks the values of each client,
             instead of relying on sums over clients.
     """
 

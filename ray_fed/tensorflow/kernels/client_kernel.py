@@ -1,4 +1,7 @@
-"""One graph that does the work of many clients and accumulates their results.
+"""The client kernel: one graph that does the work of many clients and accumulates it.
+
+A leaf is a few neighboring clients whose results are accumulated in order, and a
+partial is the result of a leaf or of merged leaves. The caller uses these methods:
 
     lay_part      plain data of clients  -> tensors, for any round     ClientLayout
     join          all parts of the data                                LaidData
@@ -6,7 +9,7 @@
     inputs        plain zeros, constants -> tensors
     run           tensors -> partials of subtrees                      LeafLoop
 
-A call can stop after any client, and the next call resumes with the same bits.
+A call of `run` can end after any client, and the next call resumes with the same bits.
 
     for each leaf                starts from the zeros
         for each of its clients  slices the data: no padding, no second trace
@@ -17,9 +20,9 @@ A call can stop after any client, and the next call resumes with the same bits.
 Iterations run one after another, so that variables and random states belong to one
 client at a time.
 
-If all clients of a leaf have one shape, XLA can compile it, or several clients can work
-at once. Settings, the rule in `jit` and the work decide this. If a leaf gets no graph
-of its own, the graph for clients of any shape runs it, and the reason is noted.
+If all clients of a leaf have data of one shape, XLA can compile the leaf, or several
+clients can run at once. Settings, the rule in `jit` and the work decide this. Otherwise
+the graph for clients of any shape runs the leaf, and a note has the reason.
 """
 
 import dataclasses
@@ -72,10 +75,9 @@ from ray_fed.values.stored import ClientValues
 class MergeKernel:
     """The graph that merges two partials.
 
-    `merge` is a serialized <U, U> -> U.
-
-    The constructor raises Fallback if the merge draws random numbers, or cannot be a
-    graph. Executors then run each merge with the key of its subtree.
+    `merge` is a serialized function <partial, partial> -> partial. The constructor
+    raises Fallback if the merge draws random numbers or cannot be a graph. Executors
+    then run each merge.
     """
 
     def __init__(self, merge: bytes, device: str | None) -> None:
@@ -88,7 +90,10 @@ class MergeKernel:
             self._function = as_graph(self.trace, self._specs)
 
     def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Return the merge of two partials' tensors, inside a graph."""
+        """Return the merge of two partials in a graph.
+
+        `tensors` has the tensors of the left partial, and then of the right one.
+        """
         pair = trees.unflatten(iter(tensors), self._pair)
         return trees.flatten(GraphBuilder(GraphImporter()).call(self._merge, pair))
 
@@ -98,7 +103,7 @@ class MergeKernel:
             return self._function(as_tensors([*left, *right], self._specs))
 
     def to_plain(self, returned: Sequence[Any]) -> structs.Plain:
-        """Return the plain value of a partial's tensors or arrays."""
+        """Return a partial's tensors or arrays as its plain value."""
         arrays = [x.numpy() if isinstance(x, tf.Tensor) else x for x in returned]
         return trees.nest(iter(arrays), self.partial)
 
@@ -106,12 +111,10 @@ class MergeKernel:
 def merge_all(
     merge: MergeKernel, pairs: tf.Tensor, partials: Sequence[Any]
 ) -> list[Any]:
-    """Merge partials inside a graph.
+    """Merge partials in a graph. Each merge replaces the left partial.
 
-    Each merge replaces the left partial.
-
-    `pairs` has indices of left and right partials, i32[pairs, 2], in order. `partials`
-    has a TensorArray for each tensor of a partial.
+    `pairs` has the indices of left and right partials, i32[pairs, 2], in order.
+    `partials` has a TensorArray for each tensor of a partial, as does the result.
     """
     sides = tf.unstack(pairs, axis=1)
 
@@ -134,7 +137,7 @@ def merge_all(
 
 
 def empty_array(spec: tf.TensorSpec, size: Any) -> Any:
-    """Return a TensorArray whose elements can be read several times."""
+    """Return a TensorArray for tensors of a spec that can be read several times."""
     return tf.TensorArray(
         spec.dtype, size, element_shape=spec.shape, clear_after_read=False
     )
@@ -153,11 +156,9 @@ ClientBounds = tuple[tf.Tensor, tf.Tensor]
 class LoopInputs:
     """The inputs of a kernel's loops, as tensors of its graph.
 
-    Attributes:
-        first: Index of the first client of this call.
-        work_states: See `LaidClients.states`.
-        fold_states: See `LaidClients.states`.
-        numbers: See `GraphImporter.numbers`.
+    `first` is the index of the first client of this call. The states are as in
+    `LaidClients.states`, and the numbers are as in `GraphImporter.numbers`. `data` has
+    the data of all clients.
     """
 
     first: tf.Tensor
@@ -170,14 +171,14 @@ class LoopInputs:
 
 @dataclasses.dataclass(frozen=True)
 class LeafFold:
-    """A way to accumulate the clients of one leaf.
+    """A way to accumulate the clients of one leaf, in a graph.
 
     Attributes:
-        fold: Function of the clients, and of the accumulators and the arrays of kept
-            values before these clients. It returns a tensor that the next leaf waits
-            for, and then accumulators and arrays after these clients.
+        fold: Function of three arguments: the clients, a list with the accumulators and
+            then the arrays of kept values, and the inputs. It returns a tensor that the
+            next leaf waits for, and then the new accumulators and arrays.
         prepare: Function from the data of all clients to the form that `fold` takes. It
-            runs once in each call.
+            runs once in each call of the kernel.
     """
 
     fold: Callable[[ClientBounds, Sequence[Any], LoopInputs], list[Any]]
@@ -185,7 +186,7 @@ class LeafFold:
 
 
 class LeafLoop:
-    """Builds the graphs of one kernel. With a `merge` of None, it merges nothing."""
+    """Builds the graphs of one kernel. With a `merge` of None, they merge nothing."""
 
     def __init__(
         self, client: ClientWork, merge: MergeKernel | None, *, trusts_sums: bool
@@ -196,20 +197,20 @@ class LeafLoop:
         self.constant_specs = specs_of(client.constants)
         self.work_importer = GraphImporter(trusts_sums=trusts_sums)
         self.fold_importer = GraphImporter()
+        self.importers = self.work_importer, self.fold_importer
 
     def trace(self, leaf_fold: LeafFold, key: str | None = None) -> GraphFunction:
-        """Return the graph that uses `leaf_fold`. For `key` see `as_graph`."""
+        """Return the graph that uses `leaf_fold`. For `key`, see `as_graph`."""
         build = functools.partial(self._build, leaf_fold)
         try:
             return as_graph(build, self._signature(), key, self)
         finally:
-            self.work_importer.leave_graph()
-            self.fold_importer.leave_graph()
+            for importer in self.importers:
+                importer.leave_graph()
 
     def save(self) -> Any:
-        """Return the records of the importers, or None if they have states or notes."""
-        importers = self.work_importer, self.fold_importer
-        if any(each.keeps_states or each.unkeyed for each in importers):
+        """Return what the importers recorded, or None if the graph cannot be cached."""
+        if any(each.keeps_states or each.unkeyed for each in self.importers):
             return None
         return [
             [
@@ -217,14 +218,13 @@ class LeafLoop:
                 sorted(each.ops),
                 each.relies_on_sums,
             ]
-            for each in importers
+            for each in self.importers
         ]
 
     def restore(self, saved: Any) -> None:
         """Set the records that `save` returned."""
-        importers = self.work_importer, self.fold_importer
         for importer, (sites, ops, relies_on_sums) in zip(
-            importers, saved, strict=True
+            self.importers, saved, strict=True
         ):
             importer.relies_on_sums = relies_on_sums
             importer.sites += [
@@ -251,7 +251,8 @@ class LeafLoop:
         fold_states: tf.Tensor,
         *tensors: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Accumulate leaf after leaf, merge pairs, and return what partials remain."""
+        # The arguments are in the order of `_signature`. `roots` has the positions of
+        # the partials that remain after the merges.
         self.work_importer.numbers = self.fold_importer.numbers = numbers
         size = len(self.specs)
         zeros, rest = tensors[:size], tensors[size:]
@@ -305,7 +306,7 @@ class LeafLoop:
     def fold_clients(
         self, clients: ClientBounds, initial: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
-        """Accumulate any number of clients of any shapes, see `LeafFold.fold`."""
+        """Accumulate the clients of a leaf, of any shapes: a `LeafFold.fold`."""
 
         def step(index: tf.Tensor, *carried: Any) -> list[Any]:
             return self._step(index, carried, inputs)
@@ -324,15 +325,16 @@ class LeafLoop:
     def fold_client(
         self, clients: ClientBounds, initial: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
-        """Accumulate exactly one client, without a loop, see `LeafFold.fold`."""
+        """Accumulate a leaf with one client, without a loop: a `LeafFold.fold`."""
         return self._step(clients[0], initial, inputs)
 
     def _step(
         self, index: tf.Tensor, carried: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
-        """Accumulate one client. The first result is the index of the next client."""
         size = len(self.specs)
         accumulators, arrays = carried[:size], carried[size:]
+        # An importer numbers its random ops in the order of import. So each trace must
+        # import the same computations in the same order.
         self.work_importer.ends = []
         self.work_importer.use_states(lambda site: inputs.work_states[index, site])
         self.fold_importer.use_states(lambda site: inputs.fold_states[index, site])
@@ -355,11 +357,11 @@ class LeafLoop:
 
 @dataclasses.dataclass(frozen=True)
 class _ShapedGraph:
-    """The graph for leaves of one shape.
+    """The graph for leaves whose clients all have one shape.
 
     Attributes:
-        function: The graph, or None if the graph for clients of any shape runs them.
-        not_jit: The reason why XLA does not compile them, or None if it does.
+        function: The graph, or None if the graph for clients of any shape is used.
+        not_jit: The reason why XLA does not compile the graph, or None if it does.
     """
 
     function: GraphFunction | None
@@ -367,11 +369,9 @@ class _ShapedGraph:
 
 
 class ShapedGraphs:
-    """The graphs of one kernel by shape.
+    """The graphs of one kernel for clients of one shape, each built on first use.
 
-    Each is built on first use.
-
-    The kernel's options `jit` and `vectorized_clients` decide how.
+    The kernel's options `jit` and `vectorized_clients` decide which graphs there are.
     """
 
     def __init__(
@@ -394,11 +394,11 @@ class ShapedGraphs:
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether settings request graphs for clients of one shape."""
+        """Whether settings explicitly request graphs for clients of one shape."""
         return self._jit == "on" or self._at_once > 1
 
     def refuse_shapes(self, leaf_size: int) -> str | None:
-        """Return the reason why the shapes of clients are not needed, or None.
+        """Return the reason why no graph needs the shapes of clients, or None.
 
         `leaf_size` is the number of clients of the cohort's largest leaf.
         """
@@ -411,9 +411,9 @@ class ShapedGraphs:
     def shape_of(
         self, leaf: range, laid: LaidClients, leaf_size: int
     ) -> UniformShape | None:
-        """Return the shape of a leaf's clients if there is a graph for it.
+        """Return the shape of a leaf's clients if there is a graph for it, or None.
 
-        `leaf` has the positions in `laid` of all clients of the leaf.
+        `leaf` has the positions of the leaf's clients in `laid`.
         """
         kinds = laid.data.kinds[leaf.start : leaf.stop]
         is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()
@@ -444,9 +444,10 @@ class ShapedGraphs:
         arguments: list[tf.Tensor],
         for_any_shape: GraphFunction,
     ) -> list[tf.Tensor]:
-        """Call the graph for leaves of one shape, a result of `shape_of`.
+        """Call the graph for a result of `shape_of`, and return its results.
 
-        `for_any_shape` is called if there is no graph for the shape.
+        `for_any_shape` is called if there is no graph, or if XLA refuses to compile it
+        in its first call.
         """
         graph = None if shape is None else self._graphs[shape]
         if shape is None or graph is None or graph.function is None:
@@ -471,7 +472,7 @@ class ShapedGraphs:
         return results
 
     def note_refusals(self) -> None:
-        """Note why leaves of one shape have no graph although settings request it."""
+        """Note for the report why requested graphs for one shape do not exist."""
         diagnostics.note(map(diagnostics.WorkUnshaped, tuple(self._refusals)))
 
     def _note_off(self, reason: str) -> None:
@@ -484,7 +485,6 @@ class ShapedGraphs:
         return _ShapedGraph(None, reason)
 
     def _refuse_jit(self, shape: UniformShape) -> str | None:
-        """Return the reason why XLA does not compile leaves of a shape, or None."""
         if self._jit != "auto" or self._never_jit is not None:
             return self._never_jit
         specs = [*self._loop.specs, *self._loop.constant_specs]
@@ -532,19 +532,21 @@ class ShapedGraphs:
 
 
 _CACHED_INDICES = 64
-"""Number of divisions of cohorts whose indices a kernel caches as tensors."""
+"""Number of different `leaves` and `nodes` of `run` that are cached as tensors."""
 
 _TENSOR_TYPES = tf.Tensor, np.ndarray, np.generic
-"""Types of plain values of tensors. Their values are already checked."""
+"""Classes of tensors in plain values. Such values are already checked."""
 
 
 class ClientKernel(NumberedGraph):
-    """The graph of one `plans.Kernel`, with conversion of its values.
+    """The graph of one `plans.Kernel`, and the conversion of its inputs and results.
 
-    The constructor raises Fallback if a kernel cannot do the work.
+    The constructor raises Fallback if no graph can do the work.
 
     Args:
-        merge: The merge of two partials, or None to merge nothing here.
+        kernel: The work.
+        merge: The merge of two partials, or None to leave partials unmerged.
+        device: Name of the device, or None for TensorFlow's default.
         one_a_leaf: Whether each leaf has one client, so that no inner loop is needed.
         key: See `as_graph`.
 
@@ -552,8 +554,8 @@ class ClientKernel(NumberedGraph):
         shaped: The graphs for leaves whose clients all have one shape.
         relies_on_sums: Whether clients are not checked one by one. If a partial is not
             finite, run its leaf again with `LaidClients.are_checked`.
-        at_once: Number of clients of one shape that work at once. A call for a part of
-            a leaf must cover a multiple of this number.
+        at_once: Number of clients of one shape that run at once. A call for a part of a
+            leaf must cover a multiple of this number.
     """
 
     def __init__(
@@ -596,8 +598,8 @@ class ClientKernel(NumberedGraph):
             fold = loop.fold_client if self._one_a_leaf else loop.fold_clients
             key = self._key and f"{self._key}{trusts_sums:d}"
             function = loop.trace(LeafFold(fold), key)
-            loop.work_importer.create()
-            loop.fold_importer.create()
+            for importer in loop.importers:
+                importer.create()
         self._loops.append(loop)
         return function
 
@@ -608,21 +610,19 @@ class ClientKernel(NumberedGraph):
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether several threads can run it at once. It then has no random states."""
-        importers = self._loop.work_importer, self._loop.fold_importer
-        keep_states = any(each.keeps_states for each in importers)
+        """Whether several threads can run this kernel at once."""
+        keep_states = any(each.keeps_states for each in self._loop.importers)
         return not keep_states and not self.shaped.is_asked_for
 
     def close(self) -> None:
-        """Free the states that the graph keeps between calls."""
-        for loop in self._loops:
-            loop.work_importer.close()
-            loop.fold_importer.close()
+        """Free the states of random ops that stay between calls."""
+        for importer in [each for loop in self._loops for each in loop.importers]:
+            importer.close()
 
     def lay_part(
         self, part: int, values: ClientValues, keep: external_data.Keep
     ) -> LaidPart:
-        """Return one part of clients' data as tensors, for any round.
+        """Return one part of clients' data as tensors. Any round can use them.
 
         `part` is an index in `plans.Kernel.data`. `keep` caches the content of files.
         """
@@ -638,9 +638,9 @@ class ClientKernel(NumberedGraph):
             return LaidData.of(self._client.layout, parts, with_shapes=with_shapes)
 
     def lay(self, data: LaidData, clients: range) -> LaidClients:
-        """Return clients' data in the form that `run` takes in this round.
+        """Add the states of random ops to clients' data, for `run` in this round.
 
-        `clients` are indices for `random_keys.at_client`.
+        `clients` has the clients' positions for `random_keys.at_client`.
         """
         states = self._states(self._loop.work_importer, clients)
         with random_keys.at_step("accumulate"):
@@ -648,7 +648,6 @@ class ClientKernel(NumberedGraph):
         return LaidClients((states, fold_states), data)
 
     def _states(self, importer: GraphImporter, clients: range) -> tf.Tensor:
-        """Return the states of random ops, i64[clients, sites, 3]."""
         if not importer.sites:
             return self._no_states
         shape = len(clients), len(importer.sites), random_keys.STATE_SIZE
@@ -663,10 +662,10 @@ class ClientKernel(NumberedGraph):
     def inputs(
         self, server_values: Sequence[Plain]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return zeros and constants in the form that `run` takes.
+        """Return the zeros and the constants of a call as tensors, for `run`.
 
-        `server_values` is the result of the kernel's `server`: zeros, then constants,
-        plain or tensors.
+        `server_values` is the result of the kernel's `server`: zeros and then
+        constants, as plain values or tensors.
         """
         values = trees.flatten(tuple(server_values))
         zeros, constants = self._loop.specs, self._loop.constant_specs
@@ -687,21 +686,21 @@ class ClientKernel(NumberedGraph):
         constants: Sequence[tf.Tensor],
         laid: LaidClients,
     ) -> tuple[list[list[Any]], list[tf.Tensor]]:
-        """Accumulate clients, and merge inside subtrees.
+        """Accumulate clients, and merge the partials inside subtrees.
 
         Args:
             leaves: Positions in `laid` of each leaf's clients. The leaves are adjacent.
-            nodes: The subtrees to return, by index among all leaves.
-            accumulators: The accumulators before the first client of each leaf:
-                tensors, or a result of this method.
+            nodes: The subtrees to return a partial for, by index among all leaves.
+            accumulators: The accumulators before the first client of each leaf: the
+                zeros, or accumulators that an earlier call returned.
             constants: The constants, see `inputs`.
             laid: The result of `lay`, with the shape of all these leaves.
 
         Returns:
-            The accumulators of each subtree, as NumPy views of one transfer, and the
-            kept values of these clients, stacked.
+            The accumulators of each subtree as NumPy arrays, and the kept values of
+            these clients, stacked in client order.
         """
-        importers = self._loop.work_importer, self._loop.fold_importer
+        importers = self._loop.importers
         diagnostics.note([note for each in importers for note in each.unkeyed])
         size = len(self._loop.specs)
         with tf.device(self._device):
@@ -724,7 +723,7 @@ class ClientKernel(NumberedGraph):
 
     @functools.cached_property
     def bytes_of_partial(self) -> int | None:
-        """Bytes of one leaf's accumulators, or None if their types do not fix them."""
+        """Bytes of one leaf's accumulators, or None if their types do not tell."""
         specs = self._loop.specs
         is_known = all(spec.shape.is_fully_defined() for spec in specs)
         if not is_known or any(spec.dtype == tf.string for spec in specs):
@@ -732,7 +731,7 @@ class ClientKernel(NumberedGraph):
         return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
 
     def kept(self, stacked: Sequence[Sequence[tf.Tensor]]) -> list[list[Plain]]:
-        """Return the plain values of each kept value, in client order.
+        """Return a list of clients' plain values for each kept value.
 
         `stacked` has the kept values that calls of `run` returned, in order.
         """
@@ -753,7 +752,6 @@ class ClientKernel(NumberedGraph):
 def _make_indices(
     device: str | None, leaves: tuple[range, ...], nodes: tuple[merge_tree.Subtree, ...]
 ) -> tuple[tf.Tensor, ...]:
-    """Return the bounds of leaves, the pairs to merge, and the remaining partials."""
     roots = [start - nodes[0][0] for start, _ in nodes]
     merges = [
         (root + left, root + right)

@@ -1,14 +1,14 @@
-"""Builds one graph of building blocks and of the TensorFlow computations in them.
+"""Builds one graph from a building block and the TensorFlow computations in it.
 
-Blocks are interpreted while the graph is built. Values are tensors, `GraphSequence`s
-and structs of them. Functions are Python functions of these. A value at the server is
-represented by its member. Locals are evaluated on first use, and their names key random
-numbers, as in executors. If a computation takes the sequence that another one returns,
-the two are joined.
+A building block is a node of the syntax tree of a user's computation. It is interpreted
+while the graph is built. Values are tensors, `GraphSequence`s and structs of both.
+Functions are Python functions of these values. Locals are evaluated on first use, and
+random numbers depend on their names, as in executors. If a computation takes the
+sequence that another one returns, the two are joined.
 
-A computation runs once for each client. Variables that it creates become values, see
-`lowering.variables`. Tables, random states, and variables that cannot become values are
-initialized at the beginning of each iteration.
+A graph of many clients runs a computation once for each client. Variables that the
+computation creates become values (`lowering.variables`). Tables, random states and
+other variables are initialized at the beginning of each iteration.
 """
 
 import dataclasses
@@ -39,13 +39,13 @@ from ray_fed.values.columnar_sequence import Sizes
 
 @dataclasses.dataclass(frozen=True)
 class GraphSequence:
-    """A sequence inside a graph, with the columns of a `ColumnarSequence`.
+    """A sequence in a graph, with the columns of a `ColumnarSequence`.
 
     Attributes:
         columns: For each column its rows and, if it has them, its splits.
         length: Number of elements, i64[], or None with `sizes`.
-        sizes: The sizes, if they are known when the graph is traced. Columns then have
-            no splits, and their first dimension is the element.
+        sizes: The sizes, or None if the graph must compute them. If they are known,
+            columns have no splits, and their first dimension is the element.
     """
 
     columns: tuple[tf.Tensor, ...]
@@ -54,9 +54,9 @@ class GraphSequence:
 
 
 def leaf_types(type_spec: fl.Type) -> list[fl.TensorType | fl.SequenceType]:
-    """Return the types of tensors and sequences in a struct, in order.
+    """Return the types of the tensors and sequences in a type, in order.
 
-    Raises Fallback for another type.
+    Raises Fallback if the type has other parts.
     """
     leaves = trees.leaf_types(type_spec)
     for leaf in leaves:
@@ -71,7 +71,7 @@ thousand."""
 
 
 def refuse_many(num_tensors: int, where: str) -> None:
-    """Raise Fallback for structs with too many tensors for a graph."""
+    """Raise Fallback if a graph cannot have `num_tensors` tensors `where`."""
     if num_tensors > _MOST_TENSORS:
         raise Fallback(f"{num_tensors} tensors {where}")
 
@@ -96,11 +96,11 @@ flf = fl.framework
 
 @dataclasses.dataclass(frozen=True)
 class PendingSequence:
-    """A sequence that a computation returns, to be joined with the one that takes it.
+    """A sequence that a computation returns and another computation will take.
 
     Attributes:
-        message: The computation. It draws no random numbers and has no state.
-        types: Types of its argument's tensors and sequences, in order.
+        message: The first computation. It has no state and draws no random numbers.
+        types: Types of the tensors and sequences of its argument, in order.
         leaves: The tensors and sequences of its argument.
     """
 
@@ -110,7 +110,7 @@ class PendingSequence:
 
 
 def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
-    """Return the message of a TensorFlow computation. Raises Fallback for others."""
+    """Return the `pb.TensorFlow` of a computation. Raise Fallback for other kinds."""
     proto = block.to_proto()
     if proto.WhichOneof("computation") != "tensorflow":
         raise Fallback(f"a computation of kind {proto.WhichOneof('computation')}")
@@ -120,7 +120,7 @@ def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
 def compose_pending(
     block: flf.CompiledComputation, leaves: Sequence[Any]
 ) -> tuple[TensorFlowMessage, fl.FunctionType, Sequence[Any]]:
-    """Join a computation with its pending sequences, see `compose_all`."""
+    """Join a computation with the pending sequences in `leaves`, see `compose_all`."""
     type_spec = cast("fl.FunctionType", block.type_signature)
     return graph_message.compose_all(
         message_of(block), type_spec, leaves, PendingSequence
@@ -131,8 +131,8 @@ def compose_pending(
 class RandomOp:
     """A random op of a kernel.
 
-    `path` has the names of the locals in which its computation is called. `content`
-    identifies the computation and the op.
+    `path` has the names of the locals in which the op's computation is called.
+    `content` identifies the computation and the op.
     """
 
     path: tuple[str, ...]
@@ -140,29 +140,30 @@ class RandomOp:
 
 
 class GraphImporter:
-    """Imports computations into the current graph, and records what they use.
+    """Imports TensorFlow computations into the current graph, and records their ops.
 
     Args:
-        allowed: The ops with state or effects that may be imported: "any", "checks"
+        allowed: Ops with state or effects that may be imported: "any", "checks"
             (assertions), or "none". Variables that became values do not count.
         unrolled: See `lowering.lower`.
-        isolated: Whether TensorFlow optimizes each computation separately, so that it
-            has the bits of a separate call.
-        trusts_sums: Whether to leave out checks that sums over clients show, see
-            `lowering.variables.trust_sums`. The caller then checks the sums.
+        isolated: Whether TensorFlow must optimize each computation separately, so that
+            it has the same bits as in a call of its own.
+        trusts_sums: Whether to leave out the checks of a client whose failure makes a
+            sum over clients infinite or NaN, see `lowering.variables.trust_sums`. The
+            caller then checks the sums.
 
     Attributes:
         sites: The random ops, in the order of their states.
-        unkeyed: The random ops whose state cannot be set.
+        unkeyed: Notes about the random ops whose state cannot be set.
         ends: Results of the imported computations. The next iteration must wait for
             them, because TensorFlow would otherwise join sums of several computations
             into one, with other bits.
         ops: Kinds of the imported ops, see `jit.op_kinds`.
-        numbers: f64[numbers], the values of constants that are marked with an index,
+        numbers: Values of the constants that are marked with an index, f64[numbers],
             see `graphs.numbers`. None if constants have their own values.
-        checks: For each imported computation with checks, whether all of them passed,
-            bool[]. Empty if a failed check raises in the graph.
-        relies_on_sums: Whether checks were left out that sums over clients show.
+        checks: Tensors, bool[], one for each imported computation with checks: whether
+            all of its checks passed. Empty if a failed check raises in the graph.
+        relies_on_sums: Whether `trusts_sums` left out a check.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class GraphImporter:
     def use_states(self, state_of: Callable[[int], tf.Tensor]) -> None:
         """Set the random states of the computations that are imported next.
 
-        `state_of` maps the index of a site to its state, i64[3], in the current graph.
+        `state_of` maps an index in `sites` to a state, i64[3], in the current graph.
         """
         self._state_of = state_of
 
@@ -200,13 +201,11 @@ class GraphImporter:
         self.numbers = self._state_of = None
 
     def optimization_barrier(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return the tensor to pass to an imported computation.
-
-        If computations are isolated, TensorFlow cannot optimize across this tensor. It
-        would rewrite x / 3 to x * (1 / 3), and sums of sums to one sum.
-        """
+        """Return the tensor to pass to an imported computation in place of `tensor`."""
         if not self._isolated:
             return tf.identity(tensor)
+        # TensorFlow does not optimize across a placeholder. Otherwise it would rewrite
+        # x / 3 to x * (1 / 3), and sums of sums to one sum, with other bits.
         return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
 
     @property
@@ -230,7 +229,7 @@ class GraphImporter:
         leaves: Sequence[Any],
         path: tuple[str, ...],
     ) -> list[tf.Tensor]:
-        """Import a computation into the graph and return its results.
+        """Import a computation into the current graph and return its results.
 
         `leaves` are the tensors and sequences of its argument. `path` has the names of
         the locals in which it is called. Raises Fallback if the computation is not of
@@ -276,7 +275,6 @@ class GraphImporter:
         return results
 
     def _check_state(self, graph_def: GraphDef) -> list[str]:
-        """Return the ops with state or effects, and refuse ops that are not allowed."""
         stateful = inlining.stateful_ops(graph_def)
         if self._allowed == "checks":
             refused = [op for op in stateful if op != "Assert"]
@@ -289,7 +287,7 @@ class GraphImporter:
     def _lower(
         self, block: flf.CompiledComputation, leaves: Sequence[Any]
     ) -> tuple[lowering.Lowered, Sequence[Any], bool]:
-        """Return a computation without tf.data, its leaves, and if it was joined."""
+        # The last result says whether the computation was joined with another one.
         message, type_spec, composed = compose_pending(block, leaves)
         sizes = _sizes(composed)
         lowered = lowering.lower(
@@ -310,10 +308,10 @@ class GraphImporter:
     def defer(
         self, block: flf.CompiledComputation, leaves: Sequence[Any]
     ) -> PendingSequence:
-        """Return the sequence that a computation returns, to be joined later.
+        """Return the sequence that a computation returns, without importing it.
 
-        Raises Fallback if the computation draws random numbers, or has state or
-        effects.
+        `leaves` are the tensors and sequences of its argument. Raises Fallback if the
+        computation draws random numbers, or has state or effects.
         """
         message, type_spec, leaves = compose_pending(block, leaves)
         if effects := inlining.find_effects(message):
@@ -338,7 +336,6 @@ class GraphImporter:
         path: tuple[str, ...],
         feeds: dict[str, Any],
     ) -> list[str]:
-        """Add ops that set the random states, and return the one to run first."""
         if not states.names or self._state_of is None:
             return []
         self._states.append(states)
@@ -353,10 +350,8 @@ class GraphImporter:
 def _without_placeholders(
     graph_def: GraphDef, feeds: dict[str, Any], fetches: Sequence[str]
 ) -> dict[str, Any]:
-    """Remove the placeholders of feeds, in place, and return the feeds that are read.
-
-    XLA refuses placeholders that stay in the graph.
-    """
+    # XLA refuses placeholders that stay in the graph. They are removed in place, and
+    # the feeds that the graph reads are returned.
     fetched = {graph_message.node_of(name) for name in fetches}
     names = {graph_message.node_of(name) for name in feeds} - fetched
     kept = [node for node in graph_def.node if node.name not in names]
@@ -395,23 +390,25 @@ _IN_GRAPHS = operators.OPERATORS.keys() - {
     intrinsics.CHECK_BITWIDTH.uri,
     intrinsics.MODULAR_ZERO.uri,
 }
-"""Intrinsics that need no values while the graph is built."""
+"""URIs of the intrinsics that graphs can contain. The others check values in Python."""
 
 _AS_THEY_ARE = frozenset(
     {flf.FEDERATED_VALUE_AT_SERVER.uri, flf.FEDERATED_ZIP_AT_SERVER.uri}
 )
-"""Intrinsics that do nothing if a value at the server is its member."""
+"""URIs of the intrinsics that return their argument, because graphs have no placements.
+"""
 
 
 TracedFunction: TypeAlias = Callable[[Any, Path], Any]
-"""A function inside a graph, of its argument and the locals in which it is called."""
+"""A function in a graph. It takes the argument, and the names of the locals in which it
+is called."""
 
 
 class GraphBuilder:
     """Evaluates building blocks in the current graph.
 
-    `counts` is a list that receives tensors which must not be zero, and the caller
-    checks them. With None, intrinsics that raise an error for zero are refused.
+    `counts` is a list that receives the counts by which means are divided. The caller
+    checks that they are not 0. With None, means raise Fallback.
     """
 
     def __init__(
@@ -421,7 +418,7 @@ class GraphBuilder:
         self._counts = counts
 
     def call(self, function: Block, argument: Any) -> Any:
-        """Return the result of a closed lambda, or raise Fallback."""
+        """Return the result of a closed function, or raise Fallback."""
         return self._evaluate(function, {}, ())(argument, ())
 
     def _evaluate(self, block: Block, names: Names, path: Path) -> Any:
@@ -451,7 +448,6 @@ class GraphBuilder:
                 return self._atom(block)
 
     def _part(self, part: Block, where: str | int, names: Names, path: Path) -> Any:
-        """Evaluate a part of a block. Its position there keys its random numbers."""
         name = blocks.operand_name(part, where)
         return self._evaluate(part, names, path if name is None else (*path, name))
 

@@ -1,8 +1,8 @@
-"""Functions of tensors as TensorFlow graphs, which are called with little overhead.
+"""Makes TensorFlow graphs of functions of tensors, to call with little overhead.
 
-as_graph          trace a function, write its loops as frames, load it
-as_pruned_graph   the same without unread arguments and constant results
-as_tensor         an array as a tensor, by one copy
+`as_graph` traces and loads a function. `as_pruned_graph` also leaves out arguments that
+the function does not read, and results that are constant. A *frame* is TensorFlow's
+low-level form of a loop: ops such as Enter, Merge, Switch and Exit.
 """
 
 import base64
@@ -32,26 +32,23 @@ from ray_fed.values import frozen_arrays, read_limits
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
 _LOOK_S = 0.1
-"""How often a call that waits for another one checks whether it is still wanted."""
+"""Seconds between two checks of a waiting call whether its caller still waits."""
 
 
 def write_frames(graph_def: GraphDef, kept: Sequence[str]) -> Any:
     """Return an equivalent graph whose loops are written as frames.
 
-    TensorFlow also writes frames before it runs a graph, but it passes every input of a
-    loop through three ops in each iteration. Here, inputs that do not change enter
-    once:
+    TensorFlow also writes loops as frames before it runs a graph, but passes every
+    input of a loop through three ops in each iteration. Here, inputs that do not change
+    enter the loop once:
 
         while i < n: i, x = i + 1, f(x, w)          w and n do not change
 
         i, x    Enter -> Merge -> Switch -> body -> NextIteration -> Merge ...
     -> Exit     w, n    Enter, once
 
-    A node whose inputs all come from outside the frame would run once too often, when
-    the condition is false. It therefore waits for a variable that the condition reads.
-    Variables that nothing reads, such as TensorFlow's iteration counter, are removed.
-    So are nodes outside loops that no tensor of `kept` depends on. Loops in library
-    functions are not changed, nor are loops that TensorFlow does not write as frames.
+    Nodes that no tensor of `kept` depends on are removed. Loops in library functions
+    are not changed, nor are loops that TensorFlow does not write as frames.
     """
     functions = {f.signature.name: f for f in graph_def.library.function}
     renamed: dict[str, str] = {}
@@ -115,12 +112,13 @@ class _Frame:
     """One loop as a frame.
 
     Args:
+        loop: The node of the loop.
         steady: For each loop variable, whether it never changes. Not all are true.
         read: Indices of the variables that the condition reads.
 
     Attributes:
         nodes: The nodes of the frame. Nodes of the loop's functions are copied.
-        renamed: The new names of the loop's outputs and of its control output.
+        renamed: New names of the loop's outputs, and of the node as a control input.
     """
 
     def __init__(self, loop: NodeDef, steady: list[bool], read: set[int]) -> None:
@@ -135,7 +133,6 @@ class _Frame:
         self._outer: set[str] = set()
 
     def write(self, condition: inlining.Body, body: inlining.Body) -> "_Frame":
-        """Add all nodes. Raises Fallback if a function of the loop contains frames."""
         sources = [source for source in self._loop.input if not source.startswith("^")]
         variables = self._enter(sources)
         switched = self._test(condition, variables)
@@ -144,7 +141,6 @@ class _Frame:
         return self
 
     def _enter(self, sources: Sequence[str]) -> list[str]:
-        """Return the names of the variables' tensors in an iteration."""
         # An iteration must begin after all inputs are computed, even those that it does
         # not read: TensorFlow removes control inputs that an input implies.
         waits = [f"^{graph_message.node_of(source)}" for source in self._loop.input]
@@ -169,7 +165,6 @@ class _Frame:
     def _test(
         self, condition: inlining.Body, variables: Sequence[str]
     ) -> dict[int, str]:
-        """Return the names of the Switch nodes of the variables that change."""
         pivot = variables[self._pivot]
         [goes_on], last = self._copy(condition, "cond", variables, pivot)
         sources = self._waiting([goes_on, *last], pivot)
@@ -209,13 +204,6 @@ class _Frame:
     def _copy(
         self, body: inlining.Body, label: str, inside: Sequence[str], pivot: str
     ) -> tuple[list[str], list[str]]:
-        """Copy a function's nodes.
-
-        Return its results, and waits for its effects.
-
-        `inside` are the tensors that replace its arguments. The tensor `pivot` does not
-        exist in the iteration that ends the loop.
-        """
         renamed = dict(zip(body.arguments, inside, strict=True))
         prefix = f"{self._loop.name}/{label}"
         roots = [*map(graph_message.node_of, body.results), *body.last]
@@ -236,7 +224,9 @@ class _Frame:
     def _waiting(
         self, sources: list[str], pivot: str, *, always: bool = False
     ) -> list[str]:
-        """Return a node's inputs, with a wait if all of them come from outside."""
+        # A node whose inputs all come from outside the frame would run once too often,
+        # when the condition is false. So it waits for the tensor `pivot`, which does
+        # not exist then.
         is_inside = any(s not in self._outer and not s.startswith("^") for s in sources)
         if is_inside and not always:
             return sources
@@ -245,7 +235,6 @@ class _Frame:
     def _add(
         self, op: str, label: str, sources: Sequence[str], index: int | None = None
     ) -> Any:
-        """Add a node. `index` is the loop variable that it passes on."""
         node = type(self._loop)(name=f"{self._loop.name}/{label}", op=op)
         node.device = self._loop.device
         node.input.extend(sources)
@@ -270,14 +259,17 @@ GraphFunction: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 
 
 _NUMBERS = itertools.count()
-"""Numbers for the names of this process's kernels."""
+"""Counter for unique names of functions in TensorFlow's runtime."""
 
 _HELD_BYTES = 16 * 2**20
 """Maximum bytes of a constant result that is computed once and kept."""
 
 
 class NumberedGraph:
-    """A graph that takes the numbers of an algorithm, see `graphs.numbers`."""
+    """A graph with inputs for the numbers of an algorithm, such as a learning rate.
+
+    `ray_fed.tensorflow.graphs.numbers` explains these numbers.
+    """
 
     def __init__(self, device: str | None) -> None:
         self._device = device
@@ -285,7 +277,7 @@ class NumberedGraph:
             self._numbers = tf.zeros([0], tf.float64)
 
     def with_numbers(self, numbers: Sequence[float]) -> Self:
-        """Return this graph with other numbers."""
+        """Return this graph with these values of its numbers. Both share the graph."""
         if not numbers:
             return self
         bound = copy.copy(self)
@@ -296,14 +288,14 @@ class NumberedGraph:
 
 
 class KeptState(Protocol):
-    """Properties that are recorded while a graph is built, as JSON values."""
+    """An object that records facts while a graph is built, to cache them with it."""
 
     def save(self) -> Any:
-        """Return the properties, or None if the graph cannot be cached."""
+        """Return the facts as a JSON value, or None if the graph cannot be cached."""
         ...
 
     def restore(self, saved: Any) -> None:
-        """Set the properties without building the graph."""
+        """Set the facts that `save` returned, when the graph comes from the cache."""
         ...
 
 
@@ -313,10 +305,13 @@ def as_graph(
     key: str | None = None,
     state: KeptState | None = None,
 ) -> GraphFunction:
-    """Return a function of tensors as a graph, with frames for loops.
+    """Return a function of tensors as a loaded graph.
 
-    The graph is cached by `key` in `kept_graphs`, unless the key is None. `state` has
-    properties that `function` records when it builds the graph.
+    Args:
+        function: Function that adds ops to the current graph and returns its results.
+        signature: Specs of the arguments.
+        key: Key of the graph in `kept_graphs`, or None to build the graph each time.
+        state: The object that records facts while `function` runs, or None.
     """
     if key is not None and (kept := kept_graphs.find(key)) is not None:
         saved, content = kept
@@ -341,9 +336,9 @@ def as_pruned_graph(
 ) -> tuple[GraphFunction, list[int]]:
     """Return a function as a graph of the arguments that it reads, and their indices.
 
-    Results that depend on no argument are computed here, once. Results that are
-    arguments are returned without the graph. The function must have no random numbers,
-    state or effects. For `key` see `as_graph`.
+    Small results that depend on no argument are computed here, once. Results that are
+    arguments do not go through the graph. `function` must have no random numbers, state
+    or effects. The arguments are as in `as_graph`.
     """
     kept = None if key is None else kept_graphs.find(key)
     if kept is None:
@@ -422,7 +417,6 @@ def _write(
     fetched: Sequence[tf.Tensor],
     signature: Sequence[tf.TensorSpec],
 ) -> GraphDef:
-    """Return a library of functions. The last one is the graph."""
     feeds, fetches = ([tensor.name for tensor in tensors] for tensors in (fed, fetched))
     graph_def = write_frames(graph.as_graph_def(), [*feeds, *fetches])
     function = _as_function(graph_def, feeds, signature, fetched)
@@ -437,11 +431,9 @@ def _as_function(
     signature: Sequence[tf.TensorSpec],
     fetched: Sequence[tf.Tensor],
 ) -> FunctionDef:
-    """Return the nodes of a graph as a function. Frozen arrays are its last arguments.
-
-    TensorFlow's own conversion takes ten times as long, because it creates a Python
-    object for each node.
-    """
+    # TensorFlow's own conversion of a graph to a function takes ten times as long,
+    # because it creates a Python object for each node. Frozen arrays are the last
+    # arguments of the function.
     function = tf.compat.v1.GraphDef().library.function.add()
     function.signature.name = "ray_fed_kernel"
     # Inputs are named `node:0` in a graph and `node:name:0` in a function.
@@ -485,7 +477,6 @@ def _as_function(
 
 
 def _arrays_of(function: FunctionDef) -> Iterator[tuple[str, tf.DType, Any]]:
-    """Yield name, dtype and shape of the frozen arrays that a function takes."""
     for index, argument in enumerate(function.signature.input_arg):
         if argument.name.startswith(frozen_arrays.PREFIX):
             (shape,) = function.arg_attr[index].attr["_output_shapes"].list.shape
@@ -493,11 +484,6 @@ def _arrays_of(function: FunctionDef) -> Iterator[tuple[str, tf.DType, Any]]:
 
 
 def _load(written: GraphDef) -> GraphFunction:
-    """Load a result of `_write` as a function of eager tensors.
-
-    A call bypasses TensorFlow's code for gradients and for error messages, which takes
-    50 of 110 us of CPU for four sums (2026).
-    """
     number = next(_NUMBERS)  # names are unique in TensorFlow's runtime
     graph_message.rename_functions(written, lambda name, _: f"{name}_{number}")
     eager: Any = context.context()
@@ -508,6 +494,8 @@ def _load(written: GraphDef) -> GraphFunction:
     frozen = frozen_weights.load(_arrays_of(function))
     attributes = tuple(itertools.chain(*loader.current().as_attrs().items()))
 
+    # Calling `execute` directly leaves out TensorFlow's code for gradients and error
+    # messages, which takes 50 of 110 us of CPU for four sums (2026).
     def execute_now(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         cancelled_by = cancellation.CancellationManager()
         with read_limits.interruptible(cancelled_by.start_cancel):
@@ -547,7 +535,6 @@ def _load(written: GraphDef) -> GraphFunction:
 
 
 def _without_identity(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the first tensor of a chain of ops that only pass a value on."""
     passing = ("Identity", "PlaceholderWithDefault")
     while tensor.op.type in passing and not tensor.op.control_inputs:
         (tensor,) = tensor.op.inputs
@@ -557,7 +544,7 @@ def _without_identity(tensor: tf.Tensor) -> tf.Tensor:
 def _arguments_of(
     graph: tf.Graph, fed: Sequence[tf.Tensor], results: Sequence[tf.Tensor]
 ) -> list[list[int]]:
-    """Return for each result the indices of the arguments it may depend on."""
+    """Return the indices of the arguments that each result may depend on."""
     masks: dict[Any, int] = {tensor.op: 1 << i for i, tensor in enumerate(fed)}
     before: dict[Any, int] | None = None
     while masks != before:  # only in loops, an op can come before its inputs
@@ -574,7 +561,7 @@ def _arguments_of(
 def as_tensors(
     values: Iterable[Any], signature: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    """Return values as tensors for a graph. Tensors are returned as they are."""
+    """Return arrays as tensors with `signature`'s dtypes. Tensors stay as they are."""
     return [
         value if isinstance(value, tf.Tensor) else as_tensor(value, spec.dtype)
         for value, spec in zip(values, signature, strict=True)
@@ -582,7 +569,7 @@ def as_tensors(
 
 
 def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:
-    """Return the condition of a loop whose first variable counts to `stop`."""
+    """Return a condition for `tf.while_loop`: the first variable is < `stop`."""
 
     def is_before(index: tf.Tensor, *_: Any) -> tf.Tensor:
         return index < stop
@@ -591,8 +578,7 @@ def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:
 
 
 _ALIGNMENT = 64
-"""Alignment in bytes that TensorFlow's ops rely on. It is not checked for shared
-memory."""
+"""Alignment in bytes that TensorFlow's ops rely on. It does not check shared memory."""
 
 _SHARED_KINDS = "biufc"
 """Kinds of dtypes with one representation in NumPy and TensorFlow."""
@@ -602,7 +588,7 @@ def as_tensor(array: Any, dtype: tf.DType) -> tf.Tensor:
     """Return an eager tensor with the values of an array, by one copy.
 
     `tf.constant` copies large arrays three times. Here the tensor uses the memory of
-    the copy. With a GPU, and for strings and bfloat16, TensorFlow copies.
+    the copy. With a GPU, and for strings and bfloat16, `tf.constant` is used.
     """
     if not _is_shared(dtype):
         return tf.constant(array, dtype)
@@ -612,7 +598,7 @@ def as_tensor(array: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def concatenate(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
-    """Concatenate at least one array to an eager tensor, by one copy."""
+    """Return at least one array, concatenated, as an eager tensor, by one copy."""
     if not _is_shared(dtype):
         return tf.constant(np.concatenate(arrays), dtype)
     length = sum(len(array) for array in arrays)
@@ -622,7 +608,7 @@ def concatenate(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
 
 
 def stack(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
-    """Stack arrays of one shape to an eager tensor, by one copy."""
+    """Return arrays of one shape, stacked, as an eager tensor, by one copy."""
     if not _is_shared(dtype):
         return tf.constant(np.stack(arrays), dtype)
     owned = _empty((len(arrays), *np.shape(arrays[0])), dtype)

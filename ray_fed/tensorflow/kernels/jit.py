@@ -1,8 +1,8 @@
-"""The rule for `kernels.jit="auto"`: whether XLA compiles a kernel.
+"""Decides for `kernels.jit="auto"` whether XLA compiles a kernel.
 
-The rule reads the ops of the clients' work, the sizes of a client's tensors, the size
-of leaves and the kind of device. It measures nothing, so all workers and later runs
-decide alike. docs/performance.md has the measurements behind it.
+The decision depends on the ops of the clients' work, the sizes of a client's tensors,
+the size of leaves and the kind of device. It does not depend on measured times, so all
+workers and later runs decide alike. docs/performance.md has the measurements behind it.
 """
 
 import math
@@ -16,15 +16,15 @@ from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
 GAIN = "ops that XLA gains on"
 
 _LEAST_WINDOW = 16
-"""Minimum clients in a leaf. XLA compiles for about a second in each worker, and with
-smaller leaves tens of rounds do not save that."""
+"""Minimum clients in a leaf. XLA compiles for about a second in each worker. With
+smaller leaves, tens of rounds do not save that time."""
 
 _MOST_OF_SLOW = 256
 """Maximum elements of a tensor for the ops of `_SLOW`. XLA's versions of these
 functions are slower than TensorFlow's, and XLA sums a whole tensor sequentially."""
 
 _MOST_OF_VECTORS = 1_000
-"""Maximum elements of a vector if there are reductions, whatever their axes."""
+"""Maximum elements of a vector if there are reductions over any axes."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -73,7 +73,7 @@ VALUES = _names("""
     Assert AssignAddVariableOp AssignSubVariableOp AssignVariableOp ReadVariableOp
     VarHandleOp VarIsInitializedOp VariableShape
 """)
-"""Ops that become values or simple arithmetic in a graph for XLA, see `lowering`."""
+"""Ops that become values or simple arithmetic in a graph for XLA (`lowering`)."""
 
 KEPT_VARIABLES = "variables that stay variables: "
 
@@ -85,8 +85,8 @@ matter there."""
 def op_kinds(graph_def: GraphDef) -> Iterator[str]:
     """Yield the kinds of ops in a graph and its functions, without ops of datasets.
 
-    Two kinds get a suffix: selections by a computed index, because XLA does not check
-    its range, and reductions over several axes.
+    Two kinds get a suffix: selections by an index that depends on data, because XLA
+    does not check its range, and reductions over several axes.
     """
     functions = (function.node_def for function in graph_def.library.function)
     for listed in (graph_def.node, *functions):
@@ -101,7 +101,7 @@ def op_kinds(graph_def: GraphDef) -> Iterator[str]:
 
 
 def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, NodeDef]) -> bool:
-    """Return whether a tensor depends on anything but shapes and constants."""
+    """Return whether an input depends on anything but shapes and constants."""
     roots = map(graph_message.node_of, sources)
     read = graph_message.reached(nodes, roots, stops=_SHAPE_OPS)
     # Arguments are placeholders in a graph. In a function they are not nodes.
@@ -109,7 +109,6 @@ def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, NodeDef]) -> bo
 
 
 def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
-    """Return the number of axes that an op reduces, or None if it is not constant."""
     axes = nodes.get(graph_message.node_of(node.input[1]))
     if axes is None or axes.op != "Const":
         return None
@@ -118,7 +117,7 @@ def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
 
 
 def refuse_ops(ops: Iterable[str], kind: str) -> str | None:
-    """Return the reason why ops must not be compiled, or None. See `op_kinds`."""
+    """Return the reason why XLA must not compile ops on a kind of device, or None."""
     if kind not in _MEASURED:
         return f"not measured on a {kind}"
     unknown = sorted(set(ops) - _KNOWN)
@@ -129,7 +128,7 @@ def refuse_ops(ops: Iterable[str], kind: str) -> str | None:
 
 
 def refuse_window(window: int) -> str | None:
-    """Return the reason why leaves with this window must not be compiled, or None."""
+    """Return the reason why XLA must not compile for this size of leaves, or None."""
     return "few clients in a leaf" if window < _LEAST_WINDOW else None
 
 
@@ -139,10 +138,10 @@ def refuse_sizes(
     shapes: Iterable[Sequence[int | None] | None],
     kind: str,
 ) -> str | None:
-    """Return the reason why clients of one shape must not be compiled, or None.
+    """Return the reason why XLA must not compile for clients of one shape, or None.
 
-    `refuse_ops` has accepted the ops and the kind of device. `shapes` has all tensors
-    of a client: data, constants and accumulators. None is an unknown shape.
+    `refuse_ops` has accepted the ops and the kind of device. `shapes` has the shapes of
+    all tensors of a client: data, constants and accumulators. None is unknown.
     """
     few = refuse_window(window)
     if few is not None or kind == "GPU":

@@ -1,8 +1,7 @@
-"""Graphs of work at the server and of selections, and the cache of all kernels.
+"""Graphs of the server's work and of `federated_select`, and the cache of all kernels.
 
-One graph replaces many calls of executors. The graph of a selection loops over many
-keys and gives the same bits as one call for each key. Graphs are cached by content.
-Threads share the graphs without state.
+A kernel is one graph that replaces many calls of executors, with the same bits. Kernels
+are cached by their content. All threads share the kernels without state.
 """
 
 import dataclasses
@@ -54,21 +53,21 @@ from ray_fed.values import components, stored
 from ray_fed.values.lru_cache import LruCache
 
 _CACHED_PAIRS = 64
-"""Number of merge trees whose pairs a graph caches as tensors."""
+"""Number of different `pairs` of `run` that a graph caches as tensors."""
 
 
 class ServerGraph(NumberedGraph):
-    """The graph of a function at the server, without random numbers or effects.
+    """The graph of a function of values at the server, after a merge of partials.
 
-    Variables that the function creates, as Keras optimizers do, become values.
-    Executors compute the same bits, because TensorFlow optimizes each computation
-    separately. The constructor raises Fallback if only executors can run the function.
+    The constructor raises Fallback if the function draws random numbers, has effects,
+    or cannot be a graph for another reason. Executors compute the same bits.
 
     Args:
-        function: The serialized function. Its argument can have values of clients that
-            it does not read. With None, the result is the merged partial.
-        merge: The merge of two partials, or None to merge nothing. The merged partial
-            is the last part of the argument, or the whole argument.
+        function: The serialized function. Its argument may contain values of clients
+            only if it does not read them. With None, the result is the merged partial.
+        device: Name of the device, or None for TensorFlow's default.
+        merge: The merge of two partials, or None if there are no partials. The merged
+            partial is the last part of the argument, or the whole argument.
         num_others: Number of parts of the argument before the merged partial.
         key: See `as_graph`.
     """
@@ -94,7 +93,7 @@ class ServerGraph(NumberedGraph):
         # The arguments are other values, stacked partials, pairs to merge, and numbers.
         self._merged_from = len(signature)
         self._merge_specs: list[tf.TensorSpec] = []
-        if merge is not None:  # arguments: stacked partials, and pairs to merge
+        if merge is not None:
             some = tf.TensorShape([None])
             self._merge_specs = [
                 tf.TensorSpec(some.concatenate(spec.shape), spec.dtype)
@@ -142,11 +141,12 @@ class ServerGraph(NumberedGraph):
         """Return the tensors of the result.
 
         Args:
-            parts: The parts of the argument before the merged partial, plain or tensors
-                in tuples. Parts that the function does not read can be anything.
+            parts: The parts of the argument before the merged partial, as plain values
+                or tensors in tuples. Parts that the function does not read can be
+                anything.
             partials: The plain partials to merge.
-            pairs: Positions of the two partials of each merge, in order. The result
-                replaces the left partial.
+            pairs: Positions of the two partials of each merge, in order. The merged
+                partial replaces the left one.
 
         Raises:
             Fallback: The function divides by a count of zero. Executors then raise an
@@ -160,7 +160,7 @@ class ServerGraph(NumberedGraph):
         return ran
 
     def to_plain(self, returned: Sequence[tf.Tensor]) -> structs.Plain:
-        """Return the plain value of the result's tensors."""
+        """Return the tensors that `run` returned as a plain value."""
         return trees.nest((tensor.numpy() for tensor in returned), self.result)
 
     def _read(self, parts: Sequence[Any]) -> list[tf.Tensor]:
@@ -197,7 +197,6 @@ def _make_pairs(pairs: tuple[tuple[int, int], ...]) -> tf.Tensor:
 def _reads(
     parts: Sequence[tuple[plans.Path, fl.Type]], read_indices: AbstractSet[int]
 ) -> Iterator[tuple[plans.Path, fl.Type, list[int]]]:
-    """Yield each part that a graph reads, and the indices of the tensors it reads."""
     first = 0
     for path, member in parts:
         size = len(leaf_types(member))
@@ -212,7 +211,6 @@ def _types_of(
     num_others: int,
     merge: MergeKernel | None,
 ) -> tuple[fl.Type, list[fl.Type]]:
-    """Return the types of a graph's result, and of its argument without partials."""
     if block is None:
         return type_checks.narrow(merge, MergeKernel, "a graph").partial, []
     type_spec = type_checks.function_type(block.type_signature)
@@ -241,7 +239,6 @@ def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
 def _parts(
     type_spec: fl.Type, path: plans.Path
 ) -> Iterator[tuple[plans.Path, fl.Type]]:
-    """Yield each part that can be an argument of a graph, without its placement."""
     if type_checks.is_placed_struct(type_spec):
         for index, (_, element) in enumerate(
             type_checks.struct_type(type_spec).items()
@@ -259,7 +256,7 @@ def _is_taken(type_spec: fl.Type) -> bool:
 
 
 def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
-    """Return the argument of a function inside a graph, made of tensors."""
+    # `tensors` has the tensors of the parts that `_parts` yields, in the same order.
     if type_checks.is_placed_struct(type_spec):
         pairs = type_checks.struct_type(type_spec).items()
         elements = [(name, _fill(element, tensors)) for name, element in pairs]
@@ -282,7 +279,10 @@ def _struct(elements: Sequence[tuple[str | None, Any]]) -> Any:
 
 
 class _SomeOf:
-    """A struct with parts that are not arguments of the graph."""
+    """A struct in which some elements are not arguments of the graph.
+
+    To select such an element raises its Fallback.
+    """
 
     def __init__(self, elements: Sequence[Any]) -> None:
         self._elements = elements
@@ -306,10 +306,11 @@ def _member(type_spec: fl.Type) -> fl.Type:
 
 
 class SelectionGraph:
-    """The graph of a serialized function <constants, key> -> element, for many keys.
+    """The graph of `plans.Selection.function`, in a loop over many keys.
 
-    The constructor raises Fallback if the function draws random numbers or has state,
-    or if the shape of an element is unknown.
+    It has the same bits as a call for each key. The constructor raises Fallback if the
+    function draws random numbers or has state, or if the shape of an element is
+    unknown.
     """
 
     def __init__(self, function: bytes, device: str | None) -> None:
@@ -349,11 +350,11 @@ class SelectionGraph:
     def run(
         self, constants: Sequence[Any], keys: NDArray[np.int32]
     ) -> list[NDArray[Any]]:
-        """Return the tensors of the selected elements. The first dimension is the key.
+        """Return the tensors of the selected elements, stacked in key order.
 
         Args:
-            constants: The constants, plain or as tensors in tuples.
-            keys: i32[keys].
+            constants: The constants, as plain values or tensors in tuples.
+            keys: The keys, i32[keys].
         """
         flat = trees.flatten(tuple(constants))
         with tf.device(self._device):
@@ -367,11 +368,11 @@ _CACHED_GRAPHS = 64
 
 
 class KernelGraph(Protocol):
-    """A graph of several computations, which an executor runs as one function."""
+    """A graph that an executor calls instead of a series of computations."""
 
     @property
     def run(self) -> Callable[..., Any]:
-        """Function that runs the graph and returns its tensors."""
+        """The method that runs the graph and returns its tensors."""
         ...
 
 
@@ -404,13 +405,14 @@ class KernelCache:
     """Builds kernels on first use and caches them by content.
 
         clients     zeros, constants and clients -> partials of subtrees of leaves
-    merge       two partials -> one     server      arguments of a function at the
-    server -> its result     finish      partials -> the merged partial -> result of the
-    after-merge function     selection   constants, keys -> the element for each key
+        merge       two partials -> one
+        server      arguments of a function at the server -> its result
+        finish      partials -> the merged partial -> result of the after-merge function
+        selection   constants, keys -> the element for each key
 
     Each method returns a `Fallback` if no graph can do the work. Executors then do it
-    step by step, with the same bits. The least recently used kernels are closed.
-    Methods raise an error if a mistake in ray_fed shows while a graph is built.
+    step by step, with the same bits. The least recently used kernels are closed. An
+    error that shows a mistake in ray_fed is raised.
     """
 
     def __init__(self, device: str | None) -> None:
@@ -433,8 +435,8 @@ class KernelCache:
     ) -> ClientKernel | Fallback:
         """Return the graph of the clients' work and its accumulation in leaves.
 
-        A merge that cannot be a graph is left out. `meanwhile` is called on another
-        thread after a new graph was built.
+        With a `merge` of None, or one that cannot be a graph, the graph merges nothing.
+        `meanwhile` is called on another thread after a new graph was built.
         """
         shared, values = self._split(kernel)
 
@@ -475,10 +477,9 @@ class KernelCache:
     def finish(
         self, merge: bytes, computation: bytes | None, num_others: int
     ) -> ServerGraph | Fallback:
-        """Return the graph that ends a round.
+        """Return the graph of the remaining merges and of the `after_merge` of a round.
 
-        With a `computation` of None, the result is the merged partial. `num_others`
-        arguments come before the merged partial.
+        The arguments are as in `ServerGraph`. `computation` is the serialized function.
         """
         merger = self.merge(merge)
         if isinstance(merger, Fallback):
@@ -494,7 +495,7 @@ class KernelCache:
         return graph if isinstance(graph, Fallback) else graph.with_numbers(values)
 
     def selection(self, function: bytes) -> SelectionGraph | Fallback:
-        """Return the graph of a selection, see `plans.Selection`."""
+        """Return the graph of a `plans.Selection.function` for many keys."""
         return self._get(
             b"select" + function,
             "what keys select",

@@ -1,7 +1,7 @@
-"""Rewrites client work so that it runs without tf.data.
+"""Rewrites a computation so that it runs without tf.data: it *lowers* the computation.
 
 tf.data prepares its functions again for each dataset that it iterates over, which takes
-longer than most client work. Here, sequences of the parameter become tensors, in the
+longer than most client work. Here, the sequences in an argument become tensors, in the
 layouts of `ray_fed.values.columnar_sequence`, and loops over datasets become loops over
 tensors:
 
@@ -9,7 +9,7 @@ tensors:
 
 The bits are the same, because the same functions run on the same elements in the same
 order. Only random numbers differ, because the lowered graph has random ops of its own.
-If an op has no rule, the graph is not changed, and the reason is returned.
+A graph with an op that has no rule is not lowered. docs/lowering.md explains more.
 """
 
 import dataclasses
@@ -47,15 +47,15 @@ class Lowered:
     """A graph without tf.data.
 
     Attributes:
-        graph_def: The graph with its library, before it is keyed and isolated.
-        feeds: Names of the tensors to pass, in the order of the parameter's type. A
-            sequence has the rows of each column and, depending on the layout, splits
-            i64[n + 1], and last its number of elements, i64[].
+        graph_def: The graph with its library. Random ops do not have keys yet.
+        feeds: Names of the tensors to pass, in the order of the parameter's type. For a
+            sequence, these are the rows of each column, followed by its splits,
+            i64[n + 1], if the layout has them, and then the number of elements, i64[].
         fetches: Names of the tensors to return, in the order of the result's type.
         initialize_op: Name of the op to run first in every call, or None.
         kept_variables: The reason why variables did not become values, or None.
-        passed: Name of a tensor, bool[], whether all checks passed. None if the graph
-            raises an error for a failed check.
+        passed: Name of a tensor that says whether all checks passed, bool[]. None if
+            the graph raises an error for a failed check.
     """
 
     graph_def: GraphDef
@@ -74,28 +74,29 @@ def lower(
     unrolled: bool = False,
     isolated: bool = True,
 ) -> Lowered | Fallback:
-    """Return the lowered graph of a computation, or the reason why there is none.
+    """Return a computation as a graph without tf.data, or the reason for having none.
 
     Variables that the computation creates become values, see `variables`. If one of
-    them cannot, all variables stay. A computation without sequences and variables is
-    returned unchanged.
+    them cannot become a value, all variables stay variables. A graph without sequences
+    and variables is returned unchanged.
 
     Args:
-        message: A `pb.TensorFlow`.
+        message: The computation, a `pb.TensorFlow`.
         type_spec: Type of the computation.
-        sizes: For each leaf of the parameter, the sizes of a sequence if they are
-            known. Its feeds then have no splits and no number of elements, and the
-            first dimension of its rows is the element.
-        unrolled: Whether loops over the elements of such sequences are unrolled.
-        isolated: Whether the results must have the bits of the original graph.
-            Otherwise TensorFlow can rewrite arithmetic across variables, and checks
-            become values, see `Lowered.passed`.
+        sizes: For each tensor and sequence of the parameter, the sizes of a sequence if
+            they are known. The sequence then has no splits and no number of elements,
+            and the first dimension of its rows is the element.
+        unrolled: Whether to unroll loops over sequences of known sizes.
+        isolated: Whether results must have the bits of the original graph. Otherwise
+            TensorFlow can rewrite arithmetic across variables, and checks become
+            values, see `Lowered.passed`.
     """
     types = type_spec.parameter, type_spec.result
     leaves = [leaf for part in types for leaf in trees.leaf_types(part)]
     has_sequences = any(isinstance(leaf, fl.SequenceType) for leaf in leaves)
     opaque = _opaque if isolated else _same
     kinds = {"VarHandleOp"} if isolated else {"VarHandleOp", "Assert"}
+    # First try with variables as values. If one of them cannot be a value, try without.
     ways = [opaque] if _has_values(message, kinds, has_sequences=has_sequences) else []
     reasons: list[str] = []
     for way in [*ways, None] if has_sequences else ways:
@@ -117,12 +118,8 @@ def lower(
 def _has_values(
     message: TensorFlowMessage, kinds: AbstractSet[str], *, has_sequences: bool
 ) -> bool:
-    """Return whether a computation has ops of kinds that may become values.
-
-    The result is False for a computation without sequences that draws random numbers.
-    Kernels do not lower it either, because executors and kernels must number its random
-    ops alike.
-    """
+    # Executors and kernels must number random ops alike. So a computation without
+    # sequences is not lowered if it draws.
     nodes = graph_message.all_nodes(graph_message.graph_of(message))
     ops = {node.op for listed in nodes for node in listed}
     draws = any(map(randomness.draws, ops))
@@ -150,7 +147,6 @@ def _itself(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Lowered:
 
 
 def _fill_token(graph_def: GraphDef, name: str) -> None:
-    """Turn the unused session token of a graph into a constant."""
     for node in graph_def.node:
         if node.name == graph_message.node_of(name):
             graph_message.make_constant(node, value=b"", dtype=tf.string)
@@ -164,11 +160,8 @@ def _rewrite(
     unrolled: bool,
     opaque: Callable[[tf.Tensor], tf.Tensor] | None,
 ) -> Lowered:
-    """Return a message's graph without tf.data; see `lower`.
-
-    `opaque` hides the value of a variable from TensorFlow's optimizer. With None,
-    variables do not become values. Raises Fallback if a part cannot be lowered.
-    """
+    # `opaque` hides the value of a variable from TensorFlow's optimizer. With None,
+    # variables do not become values.
     results = trees.leaf_types(type_spec.result)
     if any(isinstance(leaf, fl.SequenceType) for leaf in results):
         raise Fallback("sequence result")
@@ -213,7 +206,6 @@ def _run(
     *,
     copies_all: bool,
 ) -> Any:
-    """Run the original graph symbolically. Return its results and initializers."""
     functions = {f.signature.name: f for f in written.library.function}
     data_rules = {**rules.PIPELINES, **passes.ITERATORS}
     if opaque is None:
@@ -250,7 +242,6 @@ def _stamp(
     parameter: fl.Type | None,
     sizes: Sequence[Sizes | None] | None,
 ) -> "tuple[list[str], dict[str, Any]]":
-    """Add placeholders. Return their names, and the value of each bound tensor."""
     feeds: list[str] = []
     arguments: dict[str, Any] = {}
     if parameter is None:
@@ -278,7 +269,6 @@ def _stamp(
 def _stamp_sequence(
     element: fl.Type, label: str, sizes: Sizes | None
 ) -> "tuple[InMemorySequence, list[tf.Tensor]]":
-    """Return a sequence made of placeholders, and the placeholders."""
     components: list[tf.TensorSpec] = []
     columns: list[tuple[tf.Tensor, tf.Tensor | None]] = []
     fed: list[tf.Tensor] = []

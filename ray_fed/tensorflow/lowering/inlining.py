@@ -1,17 +1,17 @@
-"""Runs the body of a graph or function symbolically.
+"""Runs the body of a graph or function symbolically: it writes an equivalent graph.
 
 Ordinary nodes are copied into the current graph. Ops of tf.data or of variables, and
-calls, branches and loops around them, have a *rule*. A rule returns tensors, or *traced
-values* that only rules understand: a sequence, an iterator, a variable.
+calls, branches and loops around them, have a *rule*, a Python function. It returns
+tensors, or *traced values*: objects for a sequence, an iterator or a variable, which
+exist only while the graph is written.
 
     Batch -> Reduce -> Mul -> Call(f: Iterator...)    original
       rule    rule    copied   rule: runs the body of f in the same way
 
-Effects keep their order. A node waits for everything that replaces its control inputs,
-and the results of a function wait for all its effects.
-
-A `Body` describes a graph or a library function in one notation. The output of a node
-is `node:1`, as in a GraphDef, and not `node:name:0`, as in a FunctionDef.
+Effects keep their order. For each original node, *anchors* are the new tensors and ops
+that are computed only after the effects of the node. If a node has a control input, its
+new form waits for the anchors of that input. The results of a function wait for all its
+effects.
 """
 
 import abc
@@ -49,32 +49,36 @@ from ray_fed.values import read_limits
 
 
 class TracedValue:
-    """A value that only rules understand. Loops and branches carry its `leaves`."""
+    """A value that exists only while a graph is written, such as a sequence.
+
+    Its *leaves* are the tensors in it that can change. They pass through the loops and
+    branches of the graph in its place.
+    """
 
     def leaves(self) -> list[tf.Tensor]:
-        """Return the tensors that can change."""
+        """Return the tensors that can change. By default there are none."""
         return []
 
     def shapes(self) -> list[tf.TensorShape]:
-        """Return the static shapes of the leaves, which hold at any time."""
+        """Return static shapes of the leaves that hold in each iteration of a loop."""
         return [leaf.shape for leaf in self.leaves()]
 
     def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "TracedValue":
-        """Return this value with other leaves, or itself if it has no leaves."""
+        """Return a copy with other leaves, or the value itself if it has none."""
         del leaves
         return self
 
     def is_like(self, other: Any) -> bool:
-        """Return whether the other value differs at most in its leaves."""
+        """Return whether `other` can differ from this value in its leaves only."""
         return other is self
 
 
 class Carried(TracedValue, abc.ABC):
-    """A value whose leaves change when it is used, such as an iterator or a variable.
+    """A traced value that changes when it is used, such as an iterator or a variable.
 
-    All names of the value in a body refer to one object. A loop or branch has a copy,
-    and the outer object takes the last leaves of the copy. `original` is the outer
-    object in a copy, and otherwise the object itself.
+    All uses in one body share one object. A loop or branch changes a copy, and then the
+    outer object takes the last leaves of the copy. `original` is the outermost object
+    of a copy, and otherwise the object itself.
     """
 
     def __init__(self, original: "Carried | None") -> None:
@@ -83,11 +87,11 @@ class Carried(TracedValue, abc.ABC):
     @abc.abstractmethod
     @override
     def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "Carried":
-        """Return a copy for a loop or branch."""
+        """Return a copy with other leaves, for a loop or branch."""
 
     @abc.abstractmethod
     def take(self, leaves: Sequence[tf.Tensor]) -> None:
-        """Take the last leaves of a copy in a loop or branch."""
+        """Set the leaves of this object to the last leaves of a copy of it."""
 
     @override
     def is_like(self, other: Any) -> bool:
@@ -95,24 +99,29 @@ class Carried(TracedValue, abc.ABC):
 
 
 class IgnoredResource(TracedValue):
-    """A resource of tf.data that is not needed: a seed generator or a cache."""
+    """A seed generator or a cache of tf.data, which the new graph does not need."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SerializedDataset(TracedValue):
-    """A sequence that is bound by its serialized graph, until DatasetFromGraph."""
+    """The serialized graph of a dataset, for the op DatasetFromGraph."""
 
     sequence: TracedValue
 
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """The nodes of a graph or function, with the names of its arguments and results.
+    """The nodes of a graph or of a library function, in one notation.
+
+    An output of a node is named `node:1`, as in a GraphDef, and not `node:name:0`, as
+    in a FunctionDef.
 
     Attributes:
-        nodes: Nodes by name, without arguments.
-        last: Names of nodes that must run before the body is complete.
-        first: Names of nodes to visit before the others, after their inputs.
+        nodes: Nodes by name, without the arguments.
+        arguments: Names of the arguments' tensors.
+        results: Names of the results' tensors.
+        last: Names of nodes whose effects belong to the body, besides its results.
+        first: Names of nodes to write before the others, after their inputs.
     """
 
     nodes: Mapping[str, NodeDef]
@@ -123,7 +132,7 @@ class Body:
 
 
 def tensor_of(source: str) -> str:
-    """Return the name of an input tensor with its output number, `a:0` for `a`."""
+    """Return the full name of an input tensor, such as `a:0` for `a`."""
     return source if ":" in source else f"{source}:0"
 
 
@@ -133,7 +142,7 @@ def of_graph(
     results: Sequence[str],
     last: Sequence[str],
 ) -> Body:
-    """Return the body of a graph."""
+    """Return a graph as a `Body`. The names are as in the attributes of `Body`."""
     fed = {node_of(name) for name in arguments}
     nodes = {node.name: node for node in graph_def.node if node.name not in fed}
     return Body(
@@ -145,7 +154,7 @@ def of_graph(
 
 
 def of_function(function: FunctionDef) -> Body:
-    """Return the body of a FunctionDef."""
+    """Return a library function as a `Body`."""
     arguments = [argument.name for argument in function.signature.input_arg]
     flat = {name: f"{name}:0" for name in arguments}
     for node in function.node_def:
@@ -170,7 +179,7 @@ def of_function(function: FunctionDef) -> Body:
 
 
 def origin_of(body: Body, result: str) -> str:
-    """Follow a result through Identity nodes and return the first tensor's name."""
+    """Return the name of the tensor that a result is, before Identity nodes."""
     while result not in body.arguments:
         node = body.nodes[node_of(result)]
         if node.op != "Identity" or len(node.input) != 1:
@@ -194,12 +203,12 @@ def _call_of(function: FunctionDef) -> Body:
 
 
 def is_stateful(function: FunctionDef) -> bool:
-    """Return whether a function has, or calls functions with, state or effects."""
+    """Return whether an op in a function has state or effects."""
     return any(definition_of(node).is_stateful for node in function.node_def)
 
 
 def output_names(node: NodeDef) -> Iterator[str]:
-    """Yield the names of a node's outputs in a FunctionDef, without the node's name."""
+    """Yield "name:index" of each output of a node, as a FunctionDef names outputs."""
     definition = definition_of(node)
     for output in definition.output_arg:
         count = 1
@@ -212,7 +221,7 @@ def output_names(node: NodeDef) -> Iterator[str]:
 
 
 def definition_of(node: NodeDef) -> Any:
-    """Return the OpDef of a node."""
+    """Return TensorFlow's OpDef of a node, or raise Fallback for an unknown op."""
     definition = op_def_registry.get(node.op)
     if definition is None:
         raise Fallback(node.op)
@@ -220,9 +229,9 @@ def definition_of(node: NodeDef) -> Any:
 
 
 def needed(nodes: Mapping[str, NodeDef], roots: Iterable[str]) -> list[str]:
-    """Return the names of the nodes that roots depend on, each after its inputs.
+    """Return the names of roots and of the nodes that they depend on, inputs first.
 
-    Raises Fallback in a loop of TensorFlow 1.
+    Raises Fallback if one of these nodes is in a loop of TensorFlow 1.
     """
     names = [name for name in graph_message.reached(nodes, roots) if name in nodes]
     if any(nodes[name].op == "NextIteration" for name in names):
@@ -247,7 +256,7 @@ def stateful_ops(graph_def: GraphDef) -> list[str]:
 
 
 def find_effects(message: TensorFlowMessage) -> str | None:
-    """Return a few words about an op that makes calls of a computation differ."""
+    """Return a few words about an op with state, effects or random numbers, or None."""
     graph_def = graph_message.graph_of(message)
     if stateful := stateful_ops(graph_def):
         return stateful[0]
@@ -256,10 +265,10 @@ def find_effects(message: TensorFlowMessage) -> str | None:
 
 
 def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> Any:
-    """Return the needed nodes of a graph, with the functions they call.
+    """Return a graph with the nodes that `kept` tensors need, and their functions.
 
-    Functions get names that are equal in every process, because random ops are numbered
-    in the order of functions. `library` has functions that the graph lacks.
+    `library` has functions that `graph_def` lacks. Functions get names that are equal
+    in every process, because random ops are numbered in the order of functions.
     """
     nodes = {node.name: node for node in graph_def.node}
     names = set(needed(nodes, map(node_of, kept)))
@@ -294,27 +303,29 @@ def called_functions(
 
 Value: TypeAlias = "tf.Tensor | TracedValue"
 Anchors: TypeAlias = "list[tf.Tensor | tf.Operation]"
-"""Tensors and ops to wait for, in order to run after something. Empty if it has no
-effects."""
+"""Tensors and ops to wait for, in order to run after the effects of a node or body. It
+is empty if there are no effects."""
 
 LARGE = 300
 """Minimum nodes of a function that is called instead of copied. Python handles each
 copied node three times, and TensorFlow inlines calls by itself."""
 
 _AROUND, _ENTRY = "^ray_fed_around", "^ray_fed_entry"
-"""Control inputs of copied nodes: of all nodes, and of those with effects."""
+"""Names of control inputs of copied nodes. All nodes get the first, and nodes with
+effects get the second."""
 
 
 @dataclasses.dataclass
 class Site:
-    """A node to which a rule is applied.
+    """The argument of a rule: a node, and what the rule needs to replace it.
 
     Attributes:
         node: The original node.
-        inputs: Its inputs without control inputs, for which the rule's ops wait anyway.
-        inliner: Runs the functions that the node calls.
-        done: The rule adds ops to wait for here, besides its own results.
-        has_effects: The rule sets this if its results wait for effects.
+        inputs: Tensors and traced values, without control inputs. The rule's ops wait
+            for the control inputs without its help.
+        inliner: The inliner, which runs the functions that the node calls.
+        done: A list to which the rule adds anchors, besides its results.
+        has_effects: Whether results wait for effects. The rule sets it.
     """
 
     node: NodeDef
@@ -324,12 +335,12 @@ class Site:
     has_effects: bool = False
 
     def call(self, attribute: str, inputs: "Sequence[Any]") -> "list[Any]":
-        """Run the function of an attribute."""
+        """Run the function in an attribute of the node, and return its results."""
         name = self.node.attr[attribute].func.name
         return self.inliner.call(name, inputs, done=self.done)
 
     def opaque(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return the tensor, hidden from TensorFlow's optimizer."""
+        """Return an equal tensor that TensorFlow's optimizer cannot look behind."""
         with tf.control_dependencies(None):
             return self.inliner.opaque(tensor)
 
@@ -338,15 +349,17 @@ Rule: TypeAlias = Callable[[Site], "Sequence[Any]"]
 
 
 class Inliner:
-    """Runs functions of one library symbolically.
+    """Runs graphs, and the functions of one library, symbolically.
 
     Args:
         functions: FunctionDefs by name.
-        data_rules: Rules of ops that are never copied.
-        flow_rules: Rules of ops that are copied if no input and no function is traced.
-        value_ops: Ops with rules that compute values and have no other effect.
-        opaque: Function that hides a tensor from TensorFlow's optimizer.
-        copies_all: Whether large functions are copied, too, for static shapes inside.
+        data_rules: Rules of ops that are never copied, by kind of op.
+        flow_rules: Rules of ops, by kind. Such an op is copied if it takes no traced
+            value, and its functions have no op of `data_rules`.
+        value_ops: Kinds of ops whose rules compute values and have no other effect.
+        opaque: Function that hides the origin of a tensor from TensorFlow's optimizer.
+        copies_all: Whether large functions are copied, too. Their ops then have static
+            shapes.
     """
 
     def __init__(
@@ -390,13 +403,13 @@ class Inliner:
         return randomness.draws(node.op) or any(map(self._draws, functions_of(node)))
 
     def draws_first(self, body: Body) -> bool:
-        """Return whether nodes that `last` of a body depends on draw random numbers."""
+        """Return whether the nodes `last` of a body, or their inputs, may draw."""
         return any(
             self._may_draw(body.nodes[name]) for name in needed(body.nodes, body.last)
         )
 
     def function(self, name: str) -> Any:
-        """Return the FunctionDef of a name."""
+        """Return the FunctionDef of a name, or raise Fallback if there is none."""
         if name not in self._functions:
             raise Fallback(f"missing function {name}")
         return self._functions[name]
@@ -405,13 +418,13 @@ class Inliner:
         return any(self.is_symbolic(node) for node in self.function(name).node_def)
 
     def is_symbolic(self, node: NodeDef) -> bool:
-        """Return whether a node is an op of tf.data, or calls one."""
+        """Return whether a node is an op of tf.data or `data_rules`, or calls one."""
         if node.op in self._data_rules or _is_of_data(node.op):
             return True
         return any(self.touches_data(name) for name in functions_of(node))
 
     def reports_effects(self, op: str) -> bool:
-        """Return whether the rule of an op reports if it has effects."""
+        """Return whether the rule of an op says itself if there are effects."""
         return op in self.value_ops or op in self._flow_ops
 
     def rule_for(self, op: str) -> Rule:
@@ -422,7 +435,7 @@ class Inliner:
 
     @contextlib.contextmanager
     def carrying(self, values: Sequence[Carried]) -> Generator[None]:
-        """Let ops of the current graph change values that no node takes.
+        """Let ops in the `with` block change values that are not inputs of any node.
 
         An example is whether all checks so far have passed.
         """
@@ -434,7 +447,7 @@ class Inliner:
             self._unseen, self._unseen_in = outside
 
     def unseen(self) -> list[Carried]:
-        """Return the values of `carrying`, or nothing in another graph."""
+        """Return the values of `carrying`. In a graph inside it, there are none."""
         graph: Any = tf.compat.v1.get_default_graph()
         return list(self._unseen) if graph is self._unseen_in else []
 
@@ -446,11 +459,11 @@ class Inliner:
         done: "Anchors | None" = None,
         shapes: Sequence[tf.TensorShape] | None = None,
     ) -> "list[Any]":
-        """Run a function of the library in the current graph.
+        """Run a function of the library in the current graph, and return its results.
 
-        Its effects wait for `entry`. `done` receives the ops to wait for after its
-        effects. If static `shapes` of the results are given, a large function is called
-        instead of copied.
+        `inputs` are tensors and traced values. Effects of the function wait for
+        `entry`, and `done` receives their anchors. If static `shapes` of the results
+        are known, a large function is called instead of copied.
         """
         takes_traced = any(isinstance(value, TracedValue) for value in inputs)
         if shapes is None or takes_traced or not self._is_large(name):
@@ -466,7 +479,7 @@ class Inliner:
     def run(
         self, body: Body, inputs: "Sequence[Any]", entry: "Sequence[Any]" = ()
     ) -> "tuple[list[Any], Anchors]":
-        """Run a body in the current graph; return its results and anchors of `last`."""
+        """Run a body in the current graph. Return its results and its anchors."""
         return _Run(self, body, inputs, list(entry)).results()
 
 
@@ -475,22 +488,18 @@ def _is_of_data(op: str) -> bool:
 
 
 def _gate(anchors: Sequence[Any]) -> tf.Tensor:
-    """Return a tensor of the current graph that waits for all anchors.
-
-    If a hundred ops wait for a hundred others, there are ten thousand edges. With a
-    gate there are two hundred.
-    """
+    # A tensor that waits for all anchors: if a hundred ops wait for a hundred others,
+    # there are ten thousand edges. With this tensor, there are two hundred.
     with tf.control_dependencies(anchors):
         return tf.zeros([], tf.bool)
 
 
 def _as_one(anchors: Anchors) -> Anchors:
-    """Return the anchors, joined to at most one."""
     return [_gate(anchors)] if len(anchors) > 1 else anchors
 
 
 class _Run:
-    """One run of a body in the current graph."""
+    """One run of a body in the current graph. `entry` is as in `Inliner.call`."""
 
     def __init__(
         self, inliner: Inliner, body: Body, inputs: Sequence[Any], entry: Anchors
@@ -559,10 +568,6 @@ class _Run:
             self._effects.add(node.name)
 
     def _follows_effects(self, node: NodeDef, *, is_copied: bool) -> bool:
-        """Return whether a node waits for effects, or its op has effects.
-
-        For calls, branches and loops, the rule reports the effects of their functions.
-        """
         if any(node_of(source) in self._effects for source in node.input):
             return True
         if self._inliner.reports_effects(node.op) and not is_copied:
@@ -582,7 +587,6 @@ class _Run:
         return self._values[name]
 
     def _flush(self) -> None:
-        """Copy the pending nodes into the current graph."""
         if not self._pending:
             return
         nodes, self._pending = self._pending, {}
@@ -604,14 +608,12 @@ class _Run:
                 self._values[f"{name}:{index}"] = output
 
     def _outside(self) -> dict[str, tf.Tensor]:
-        """Return a gate for the current control dependencies, if there are any."""
         gate = _gate(())  # it waits for the current control dependencies
         return {_AROUND: gate} if gate.op.control_inputs else {}
 
     def _detached(
         self, node: NodeDef, nodes: Mapping[str, NodeDef], mapped: dict[str, tf.Tensor]
     ) -> Any:
-        """Return a copy of a node. Inputs from other nodes are added to `mapped`."""
         copied = type(node)()
         copied.CopyFrom(node)
         copied.attr.pop("_class", None)  # colocation, which refers to old names

@@ -1,8 +1,9 @@
 """Passes over streams: loops over all elements, and iterators.
 
-The elements of a stream depend on the elements before them, so a pass carries a state.
-The resource of an iterator becomes a traced value with this state. A rule that takes an
-element sets the state, and loops and branches carry it as loop variables.
+A stream is a sequence whose elements can depend on the elements before them, so a pass
+carries a state. `ray_fed.tensorflow.lowering.sequences` defines streams. While a graph
+is lowered, an iterator is an object with this state. A rule that takes an element sets
+the state, and loops and branches carry it as loop variables.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from ray_fed.tensorflow.lowering.sequences import (
 
 
 class MappedStream(Stream):
-    """The results of a function of a stream's elements."""
+    """The results of a function that is applied to each element of a stream."""
 
     def __init__(
         self, inner: Stream, function: Function, specs: Sequence[tf.TensorSpec]
@@ -68,11 +69,9 @@ class MappedStream(Stream):
 
 
 class Scanned(Stream):
-    """The results of a function of a state and an element.
+    """The results of a function from <state, element> to <next state, result>.
 
-    It also updates the state.
-
-    `initial` is the first state. Its static `shapes` hold at any time.
+    `initial` is the first state. The static `shapes` hold for all states.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Scanned(Stream):
 
 
 class TakenWhile(Stream):
-    """The elements before the first one for which a predicate is false."""
+    """The elements of a stream before the first one for which a predicate is false."""
 
     always_emits = False
 
@@ -163,9 +162,10 @@ def reduce(
     function: Function,
     shapes: Sequence[tf.TensorShape],
 ) -> list[tf.Tensor]:
-    """Apply a function of state and element to all elements; return the last state.
+    """Loop over a stream by a function from <state, element> to the next state.
 
-    The static `shapes` of the state hold at any time.
+    Return the last state. `initial` is the first state. The static `shapes` hold for
+    all states.
     """
     state = list(initial)
     effects: list[tf.Operation] = []
@@ -185,11 +185,7 @@ def reduce(
 
 @contextlib.contextmanager
 def _after(effects: list[tf.Operation]) -> Generator[None]:
-    """Let ops in the `with` block wait for effects, and list the block's effects.
-
-    Ops inside a loop are ordered, but consecutive ops of a graph are not. If the block
-    has no effects, the list is not changed.
-    """
+    # If the block has effects, they replace the effects in the list.
     ops = tf.compat.v1.get_default_graph().get_operations
     num_ops = len(ops())
     with tf.control_dependencies(effects):
@@ -248,7 +244,10 @@ def _reduce(
 
 
 def pull(stream: Stream, state: Any) -> Step:
-    """Return the next step with an element. `emitted` is false at the end."""
+    """Return the next step of a pass that has an element.
+
+    At the end of the stream, `emitted` of the result is false.
+    """
     if stream.always_emits:
         ready = stream.is_ready(state)
         flat = tf.nest.flatten(state)
@@ -287,9 +286,10 @@ def _search(stream: Stream, state: Any) -> Step:
 
 
 class Iterator(Carried):
-    """A pass over a stream that can be resumed.
+    """An iterator of a dataset: a pass over a stream that can be resumed.
 
-    `stream` is None before the iterator is initialized.
+    `stream` is None before the iterator is initialized. `state` is the state of the
+    pass. `original` is as in `Carried`.
     """
 
     def __init__(
@@ -304,14 +304,14 @@ class Iterator(Carried):
         self._is_carried = original is not None
 
     def start(self, stream: sequences.Stream) -> None:
-        """Start a pass."""
+        """Start a pass over a stream."""
         if self._is_carried:
             raise Fallback("an iterator that is initialized again in a loop or branch")
         self.stream = stream
         self.state = stream.begin()
 
     def opened(self) -> sequences.Stream:
-        """Return the stream, if the iterator is initialized."""
+        """Return the stream, or raise Fallback if the iterator is not initialized."""
         if self.stream is None:
             raise Fallback("an iterator that is never initialized")
         return self.stream
@@ -349,11 +349,12 @@ def _flat_shapes(state: Any, shapes: Any) -> list[tf.TensorShape]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Optional(TracedValue):
-    """An element, or none.
+    """An optional of tf.data: an element, or the end of an iterator.
 
     Attributes:
-        has_value: bool[].
-        element: The components of the element. Without a value they are arbitrary.
+        has_value: Whether there is an element, bool[].
+        element: Components of the element, or arbitrary tensors if there is none.
+        specs: Specs of the components.
     """
 
     has_value: tf.Tensor

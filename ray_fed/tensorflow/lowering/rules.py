@@ -1,9 +1,10 @@
-"""Rules for ops of tf.data and of control flow.
+"""Rules that replace ops of tf.data and of control flow while a graph is lowered.
 
-A dataset becomes a sequence, and an op that reads one becomes a loop. Calls, branches
-and loops around ops of tf.data or variables are run symbolically. A traced value is
-passed in as its leaves, and is returned as the same kind of value with new leaves. An
-iterator or variable takes the leaves that it has at the end.
+A dataset becomes a sequence object, and an op that reads a dataset becomes a loop.
+Calls, branches and loops around ops of tf.data or variables are run symbolically. A
+traced value, such as a sequence, enters them as its leaves: the tensors in it that can
+change. It leaves them as the same kind of value with new leaves. An iterator or a
+variable outside takes the last leaves of its copy inside.
 """
 
 import functools
@@ -40,7 +41,7 @@ _UNKNOWN: Any = tf.TensorShape(cast("Any", None))
 
 
 def specs_of(node: NodeDef) -> list[tf.TensorSpec]:
-    """Return the specs of a dataset's elements, from its node."""
+    """Return the specs of the components of a dataset's elements, from its node."""
     written = "output_types" if "output_types" in node.attr else "Toutput_types"
     types = node.attr[written].list.type
     shapes = node.attr["output_shapes"].list.shape
@@ -58,11 +59,11 @@ def inlined(
     in_order: bool,
     shapes: Sequence[tf.TensorShape] | None = None,
 ) -> Function:
-    """Return the function of an attribute, as a function in the current graph.
+    """Return the function in an attribute of a node, as a Python function of tensors.
 
-    `captured` is passed after the arguments of each call. If `in_order`, the function
-    runs after the effects of its inputs. `shapes` are the static shapes of its results,
-    if known.
+    A call adds the function to the current graph. It passes `captured` after its
+    arguments. If `in_order`, its effects wait for the arguments. `shapes` are the
+    static shapes of the results, if known.
     """
     name = site.node.attr[attribute].func.name
     if any(isinstance(value, Carried) for value in captured):
@@ -80,7 +81,7 @@ def inlined(
 
 
 def traits_of(inliner: Inliner, name: str) -> Traits:
-    """Return the traits of a sequence whose elements a function makes."""
+    """Return the traits of a sequence whose elements the function `name` computes."""
     traits = Traits()
     for node in inliner.function(name).node_def:
         if node.op in _READS:
@@ -97,7 +98,11 @@ def traits_of(inliner: Inliner, name: str) -> Traits:
 
 
 def selected(function: FunctionDef, num_components: int) -> list[int] | None:
-    """Return the indices of returned arguments, or None if a function does more."""
+    """Return the index of the argument that each result of a function is.
+
+    The result is None if the function computes anything, or returns an argument after
+    the first `num_components`.
+    """
     body = inlining.of_function(function)
     if body.last:
         return None
@@ -112,7 +117,7 @@ def selected(function: FunctionDef, num_components: int) -> list[int] | None:
 
 
 def argument_shapes(site: Site, attribute: str, count: int) -> list[tf.TensorShape]:
-    """Return the static shapes of a function's first `count` arguments."""
+    """Return the static shapes of the first `count` arguments of a node's function."""
     function = site.inliner.function(site.node.attr[attribute].func.name)
     shapes: list[tf.TensorShape] = []
     for index in range(count):
@@ -320,7 +325,7 @@ PIPELINES: Mapping[str, Rule] = {
 
 
 def _leaves(values: Sequence[Any]) -> list[tf.Tensor]:
-    """Return the tensors of values. A traced value that occurs twice counts once."""
+    # A traced value that occurs twice counts once.
     seen: set[int] = set()
     leaves: list[tf.Tensor] = []
     for value in values:
@@ -333,7 +338,6 @@ def _leaves(values: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _rebuilt(values: Sequence[Any], leaves: Sequence[tf.Tensor]) -> list[Any]:
-    """Return the values with other tensors, in the order of `_leaves`."""
     left = list(leaves)
     made: dict[int, TracedValue] = {}
     rebuilt: list[Any] = []
@@ -355,7 +359,6 @@ def _carried(values: Sequence[Any]) -> list[Carried]:
 
 
 def _take_all(carried: Sequence[Carried], leaves: Sequence[tf.Tensor]) -> None:
-    """Let values take the leaves that `_leaves_after` returned."""
     left = list(leaves)
     for value in carried:
         count = len(value.leaves())
@@ -366,7 +369,6 @@ def _take_all(carried: Sequence[Carried], leaves: Sequence[tf.Tensor]) -> None:
 def _leaves_after(
     outside: Sequence[Carried], inside: Sequence[Carried]
 ) -> list[tf.Tensor]:
-    """Return the last leaves of the copies of values in a loop or branch."""
     for value, copy in zip(outside, inside, strict=True):
         if len(value.leaves()) != len(copy.leaves()):
             raise Fallback("a variable that is initialized in a loop or branch")
@@ -418,10 +420,7 @@ def _branch(
     names: Sequence[str],
     choose: Callable[[Sequence[_Branch]], Any],
 ) -> list[Any]:
-    """Run one of several functions on all inputs except the first.
-
-    `choose` adds the op that runs one of the branches.
-    """
+    # The first input says which branch runs, and `choose` adds the op that does it.
     unseen = site.inliner.unseen()
     inputs = [*site.inputs[1:], *unseen]
     seen = len(inputs) - len(unseen)
@@ -462,7 +461,7 @@ def _without_carried(values: Sequence[Any]) -> list[Any]:
 def _outside(
     outputs: Sequence[Any], inputs: Sequence[Any], leaves: Sequence[tf.Tensor]
 ) -> list[Any]:
-    """Return results of an inner body, with carried values replaced by the outer."""
+    # Carried values in the results of a branch are replaced by the outer objects.
     rebuilt = iter(_rebuilt(_without_carried(outputs), leaves))
     results: list[Any] = []
     for output in outputs:
@@ -537,7 +536,6 @@ def _while(site: Site) -> list[Any]:
 
 
 def _shapes(site: Site, inputs: Sequence[Any]) -> list[tf.TensorShape]:
-    """Return the shape that each loop variable keeps in every iteration."""
     declared = site.node.attr["output_shapes"].list.shape
     seen: set[int] = set()
     shapes: list[tf.TensorShape] = []

@@ -1,13 +1,15 @@
-"""Sequences of elements over tensors, and passes over them.
+"""Sequences that replace datasets of tf.data while a graph is lowered.
 
-A pass goes from the first element to the last. It has a state, which is a nest of
-tensors. If the state is ready, `advance` returns the next state and usually an element.
+A sequence is an object of Python. Its methods add ops to the current graph that compute
+elements. A *pass* goes from the first element to the last. It has a state, which is a
+nest of tensors. If the state is ready, `advance` returns the next state and usually an
+element, which is a list of tensors, its components:
 
     state = begin();  while is_ready(state):  emitted?, state, element = advance(state)
 
-Most sequences compute an element from its index and from the random numbers of the
-pass, such as the order of a shuffle. `draw` returns these as tensors, and all other
-methods take them. Without shuffles there are none.
+Most sequences compute an element from its index and from the *draws* of the pass: its
+random numbers, such as the order of a shuffle. `draw` returns the draws as tensors, and
+all other methods take them. Without shuffles there are none.
 
     batch(k) of map(f) of a parameter:   element(i) = stack(f(rows[j]) for j in i*k...)
 
@@ -32,9 +34,12 @@ Function: TypeAlias = Callable[["list[tf.Tensor]"], "list[tf.Tensor]"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """The result of `advance`.
+    """The result of `Stream.advance`.
 
-    `emitted` is bool[], or None if there is always an element.
+    Attributes:
+        emitted: Whether there is an element, bool[], or None if there always is one.
+        state: The next state of the pass.
+        element: Components of the element. They are arbitrary if there is none.
     """
 
     emitted: tf.Tensor | None
@@ -46,8 +51,9 @@ class Stream(TracedValue, abc.ABC):
     """A sequence whose elements are read one after another.
 
     Attributes:
+        specs: Specs of the components of an element.
         always_emits: Whether each `advance` returns an element.
-        has_effects: Whether reading an element has effects.
+        has_effects: Whether each element must be read exactly once and in order.
     """
 
     always_emits: bool
@@ -58,22 +64,22 @@ class Stream(TracedValue, abc.ABC):
 
     @abc.abstractmethod
     def begin(self) -> Any:
-        """Return the state of a pass before the first element."""
+        """Return the first state of a pass."""
 
     @abc.abstractmethod
     def is_ready(self, state: Any) -> tf.Tensor:
-        """Return whether `advance` may be called, bool[]."""
+        """Return whether a pass goes on, so that `advance` may be called, bool[]."""
 
     @abc.abstractmethod
     def advance(self, state: Any) -> Step:
         """Return the next step of a pass. The state must be ready."""
 
     def split_by_shape(self) -> "Sequence[Stream]":
-        """Divide this into consecutive streams, each with one shape if it is known."""
+        """Return consecutive streams, each with one static shape if it is known."""
         return [self]
 
     def invariants(self, state: Any) -> Any:
-        """Return the static shapes of a state, which hold at any time."""
+        """Return the static shapes that a state has throughout a pass."""
         return tf.nest.map_structure(_shape_of, state)
 
 
@@ -86,7 +92,7 @@ def where_emitted(
     then: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Return the result of `then` if a step has an element, or of `otherwise`."""
+    """Return `then()` if a step has an element, and `otherwise()` if it has none."""
     if step.emitted is None:
         return then()
     return choose(step.emitted, then, otherwise)
@@ -97,7 +103,7 @@ def choose(
     then: Callable[[], list[tf.Tensor]],
     otherwise: Callable[[], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Return the tensors of one of two branches, which return equally many."""
+    """Return the tensors of `then` if a condition is true, otherwise of `otherwise`."""
     no_convert = tf.autograph.experimental.do_not_convert
     # In TensorFlow, each branch has a result, so one is added.
     marked: Any = tf.cond(
@@ -109,7 +115,7 @@ def choose(
 
 
 def blank(specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-    """Return zeros in place of an element."""
+    """Return zeros as the components of a missing element."""
     if any(spec.dtype == tf.variant for spec in specs):
         raise Fallback("an element of variants that may be missing")
     return [tf.zeros(_blank_shape(spec.shape), spec.dtype) for spec in specs]
@@ -123,18 +129,19 @@ def _blank_shape(shape: tf.TensorShape) -> list[int]:
 def shaped(
     element: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    """Set the static shapes of an element's components."""
+    """Set the static shapes of an element's components, and return them."""
     for tensor, spec in zip(element, specs, strict=True):
         tensor.set_shape(spec.shape)
     return list(element)
 
 
 Drawn: TypeAlias = Any
-"""The random numbers of a pass, as a nest of tensors."""
+"""The draws of a pass, its random numbers, as a nest of tensors."""
 Element: TypeAlias = "list[tf.Tensor]"
 """The components of one element, or of several stacked elements."""
 
 ENDLESS = tf.int64.max
+"""The length of an endless sequence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,11 +149,11 @@ class Traits:
     """The properties of a sequence that decide which rules apply.
 
     Attributes:
-        shuffled: Each pass has another order.
-        repeatable: An element that is read twice is the same.
-        effects: Reading an element has effects.
-        bounded: The sequence is known to end when it is traced.
-        steady: All passes have the same length.
+        shuffled: Whether each pass has another order.
+        repeatable: Whether an element that is read twice is the same.
+        effects: Whether reading an element has effects.
+        bounded: Whether the sequence is known to end.
+        steady: Whether all passes have the same length.
     """
 
     shuffled: bool = False
@@ -156,7 +163,7 @@ class Traits:
     steady: bool = True
 
     def __and__(self, other: "Traits") -> "Traits":
-        """Return the traits of a sequence that is made of two others."""
+        """Return the traits of a sequence that is made of two others with these."""
         return Traits(
             shuffled=self.shuffled or other.shuffled,
             repeatable=self.repeatable and other.repeatable,
@@ -167,7 +174,7 @@ class Traits:
 
 
 class Indexed(Stream, abc.ABC):
-    """A sequence that computes elements from their indices.
+    """A sequence that computes elements from their indices and the draws of a pass.
 
     `unrolled` says whether to unroll a pass if `num_elements` is known.
     """
@@ -181,7 +188,7 @@ class Indexed(Stream, abc.ABC):
         self.has_effects = traits.effects or not traits.repeatable
 
     def draw(self, limit: tf.Tensor | None) -> Drawn:
-        """Return the random numbers of a pass over `limit` elements, or over all."""
+        """Return the draws of a pass over `limit` elements, or over all with None."""
         del limit
         return ()
 
@@ -194,7 +201,7 @@ class Indexed(Stream, abc.ABC):
         """Return the element at an index, i64[]."""
 
     def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
-        """Return the stacked elements at indices, i64[n] with n > 0."""
+        """Return the elements at some indices, i64[n] with n > 0, stacked."""
         if any(spec.dtype == tf.variant for spec in self.specs):
             raise Fallback("a batch of variants")
 
@@ -211,15 +218,15 @@ class Indexed(Stream, abc.ABC):
         return list(stacked)
 
     def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
-        """Return the stacked elements from start to stop. There is at least one."""
+        """Return the elements from `start` up to `stop`, stacked, at least one."""
         return self.gather(drawn, tf.range(start, stop))
 
     def num_elements(self) -> int | None:
-        """Return the number of elements if it is known when traced, or None."""
+        """Return the number of elements, or None if the graph must compute it."""
         return None
 
     def block(self, drawn: Drawn, start: tf.Tensor, size: int) -> Element:
-        """Return `size` stacked elements from `start` on."""
+        """Return `size` elements from the index `start` on, stacked."""
         return self.gather(drawn, start + tf.range(size, dtype=tf.int64))
 
     @override
@@ -240,14 +247,15 @@ class Indexed(Stream, abc.ABC):
 
 
 class InMemorySequence(Indexed):
-    """The elements of a parameter or of tensors, in columns of a `ColumnarSequence`.
+    """A sequence of an argument or of a tensor, in columns as in a `ColumnarSequence`.
 
     Args:
         specs: Specs of an element's components.
-        columns: For each column, rows and splits, i64[n + 1, 1]. Without splits, row
-            `i` is element `i`.
+        columns: For each component, the rows of all elements, and splits: the first row
+            of each element, and then the number of rows, i64[n + 1, 1]. If splits are
+            None, row `i` is element `i`.
         length: Number of elements, i64[].
-        num_elements: The same if it is known when traced, or None.
+        num_elements: Number of elements, or None if the graph must compute it.
     """
 
     def __init__(
@@ -313,7 +321,7 @@ class InMemorySequence(Indexed):
 
 
 class RangeSequence(Indexed):
-    """The numbers of a range. Bounds and step are i64[]."""
+    """The numbers of a range from `start` up to `stop` by `step`, i64[] each."""
 
     def __init__(
         self, spec: tf.TensorSpec, start: tf.Tensor, stop: tf.Tensor, step: tf.Tensor
@@ -339,7 +347,7 @@ class RangeSequence(Indexed):
 
 
 class Derived(Indexed, abc.ABC):
-    """A sequence made of an inner one, by default with its draws and its length."""
+    """A sequence made of an inner one, by default with the inner draws and length."""
 
     def __init__(
         self, inner: Indexed, specs: Sequence[tf.TensorSpec], traits: Traits
@@ -348,7 +356,7 @@ class Derived(Indexed, abc.ABC):
         self._inner = inner
 
     def _drawn_inside(self, drawn: Drawn) -> Drawn:
-        """Return the part of the draws that belongs to `inner`."""
+        """Return the draws of the inner sequence, a part of the draws of this one."""
         return drawn
 
     @override
@@ -363,7 +371,7 @@ class Derived(Indexed, abc.ABC):
 class Reindexed(Derived, abc.ABC):
     """A sequence that reorders, repeats or drops the elements of an inner sequence.
 
-    Subclasses map an index here to an index there.
+    Subclasses map an index in this sequence to an index in the inner one.
     """
 
     def __init__(self, inner: Indexed, traits: Traits) -> None:
@@ -371,7 +379,7 @@ class Reindexed(Derived, abc.ABC):
 
     @abc.abstractmethod
     def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
-        """Return the inner index of an index, or the inner indices of several."""
+        """Return the inner index of `index`, or of each index if it is a vector."""
 
     @override
     def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
@@ -385,7 +393,7 @@ class Reindexed(Derived, abc.ABC):
 
 
 class Chosen(Reindexed):
-    """Elements at indices that a pass draws. A draw is (inner's draw, indices)."""
+    """Inner elements at indices that a pass draws: its draws are (inner, indices)."""
 
     @override
     def _drawn_inside(self, drawn: Drawn) -> Drawn:
@@ -504,7 +512,7 @@ class Repeated(Reindexed):
 class Filtered(Chosen):
     """The elements for which a predicate without effects is true.
 
-    All inner elements are tested when a pass begins.
+    The predicate tests all inner elements when a pass begins.
     """
 
     def __init__(self, inner: Indexed, predicate: Callable[[Element], Element]) -> None:
@@ -536,26 +544,26 @@ class Filtered(Chosen):
 
 
 def static(tensor: tf.Tensor) -> int | None:
-    """Return the value of a tensor if it is known when traced, or None."""
+    """Return the value of a tensor, or None if the graph must compute it."""
     value: Any = tf.get_static_value(tensor)
     return None if value is None else int(value)
 
 
 def check_pure(inner: Indexed, what: str) -> None:
-    """Refuse elements with effects, because not all are read once and in order."""
+    """Raise Fallback for elements with effects, as not all are read once in order."""
     if inner.traits.effects:
         raise Fallback(f"elements with effects, {what}")
 
 
 def repeated_traits(inner: Indexed, count: tf.Tensor) -> Traits:
-    """Return the traits of a repeated sequence."""
+    """Return the traits of a sequence that repeats another one `count` times."""
     known = static(count)
     bounded = inner.traits.bounded and known is not None and known >= 0
     return dataclasses.replace(inner.traits, bounded=bounded)
 
 
 def repeated_length(length: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Return the length of a repeated sequence."""
+    """Return the length of `length` elements repeated `count` times, or `ENDLESS`."""
     is_endless = (length > 0) & ((count < 0) | tf.equal(length, ENDLESS) & (count > 0))
     return tf.where(is_endless, ENDLESS, length * tf.maximum(count, 0))
 
@@ -571,7 +579,7 @@ class ByElement(Derived, abc.ABC):
 
     @abc.abstractmethod
     def _made_of(self, inner: Indexed) -> Indexed:
-        """Return this sequence, made of some of the inner elements."""
+        """Return a sequence like this one, made of another inner sequence."""
 
     @override
     def num_elements(self) -> int | None:
@@ -584,7 +592,7 @@ class ByElement(Derived, abc.ABC):
 
 
 class Mapped(ByElement):
-    """The results of a function of elements. `traits` belong to the function."""
+    """The results of a function of each element. `traits` belong to the function."""
 
     def __init__(
         self,
@@ -607,7 +615,7 @@ class Mapped(ByElement):
 
 
 class Selected(ByElement):
-    """Some components of each element, by their indices, which can repeat."""
+    """Some components of each element. `positions` has their indices in order."""
 
     def __init__(self, inner: Indexed, positions: Sequence[int]) -> None:
         super().__init__(inner, [inner.specs[p] for p in positions], inner.traits)
@@ -640,7 +648,7 @@ class Selected(ByElement):
 class Batched(Derived):
     """Batches of `size` elements, i64[] and > 0.
 
-    `drop_remainder` is bool[], whether to drop the last batch if it is smaller.
+    `drop_remainder`, bool[], says whether to drop the last batch if it is smaller.
     """
 
     def __init__(
@@ -656,7 +664,6 @@ class Batched(Derived):
         self._drop_remainder = drop_remainder
 
     def _known(self) -> tuple[int, int] | None:
-        """Return the number of full batches and of remaining elements, if known."""
         length, size = self._inner.num_elements(), static(self._size)
         drops = static(self._drop_remainder)
         if length is None or size is None or drops is None:
@@ -705,7 +712,7 @@ class Batched(Derived):
 
 
 class Ending(Derived):
-    """One batch: the last `size` elements, from the index `start` on."""
+    """A sequence of one batch: the last `size` elements, from the index `start` on."""
 
     def __init__(
         self, inner: Indexed, start: int, size: int, specs: Sequence[tf.TensorSpec]
@@ -774,13 +781,15 @@ class Zipped(Indexed):
 def draw_order(length: tf.Tensor, buffer: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
     """Return the first indices of a shuffle, i64[min(length, limit)].
 
-    The distribution equals tf.data's buffer. Each step returns a random element of the
-    buffer and puts the next element into its slot. At the end, the remaining elements
-    are returned in random order. So a step returns the element that was last put into
-    its slot: the slot's first one, or the one of the last step with this slot. Sorting
-    the steps by slot finds it without a loop over elements. All arguments are i64[]. A
-    negative buffer holds all elements.
+    The distribution is the same as in tf.data, which fills a buffer with elements. Each
+    step returns a random element of the buffer, and puts the next element into its
+    slot. At the end, the elements in the buffer are returned in random order.
+
+    All arguments are i64[]. A negative `buffer` holds all elements.
     """
+    # A step returns the element that an earlier step with the same slot put there last
+    # or, without such a step, the slot's first element. Sorting the steps by slot finds
+    # it without a loop over elements.
     buffer = tf.minimum(tf.where(buffer < 0, length, buffer), length)
     asked = tf.minimum(length, limit)
     steps = tf.minimum(length - buffer, asked)
@@ -804,10 +813,7 @@ def draw_order(length: tf.Tensor, buffer: tf.Tensor, limit: tf.Tensor) -> tf.Ten
 
 
 class Shuffled(Chosen):
-    """Elements in an order that each pass draws.
-
-    `buffer` is the size of the buffer, i64[], or negative for all elements.
-    """
+    """The elements of a sequence, shuffled in each pass. `buffer`: see `draw_order`."""
 
     def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:
         check_pure(inner, "shuffled")
@@ -831,7 +837,7 @@ class Shuffled(Chosen):
 
 
 class FixedOrder(Reindexed):
-    """Elements in an order that is drawn once, when the sequence is made."""
+    """The elements of a sequence, shuffled once. All passes have the same order."""
 
     def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:
         check_pure(inner, "shuffled")
@@ -847,18 +853,19 @@ class FixedOrder(Reindexed):
 
 
 class _Epochs:
-    """The number of draws for a pass over a repeated sequence."""
+    """Counts the epochs that a pass over a repeated sequence needs draws for."""
 
     def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
         self._is_endless = not repeated_traits(inner, count).bounded
         self._count = count
 
     def number(self, length: tf.Tensor, limit: tf.Tensor | None) -> tf.Tensor:
-        """Return the number of draws, i64[], >= 1."""
         if limit is None:
             if self._is_endless:
                 raise Fallback("an endless shuffle")
             return tf.maximum(self._count, 1)
+        # As many epochs as have `limit` elements. The first is always drawn, because
+        # its draws give the others their shapes.
         asked = tf.maximum((limit - 1) // tf.maximum(length, 1) + 1, 1)
         return tf.where(self._count < 0, asked, tf.minimum(asked, self._count))
 
@@ -899,7 +906,7 @@ def _concatenate(first: Any, number: tf.Tensor, draw: Any) -> Any:
 
 
 class ShuffledEpochs(Chosen):
-    """A repeated shuffle, each time in another order."""
+    """A shuffled sequence that is repeated, each time in another order."""
 
     def __init__(self, inner: Shuffled, count: tf.Tensor) -> None:
         super().__init__(inner.inner, repeated_traits(inner, count))
@@ -924,7 +931,7 @@ class ShuffledEpochs(Chosen):
 
 
 class DrawnEpochs(Derived):
-    """A repeated sequence that contains a shuffle, with new draws each time."""
+    """A sequence with a shuffle inside that is repeated, with new draws each time."""
 
     def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
         if not (inner.traits.steady and inner.traits.bounded):

@@ -1,21 +1,20 @@
-"""Variables that client work creates for itself, as values.
+"""Replaces variables that a computation creates, such as an optimizer's, by values.
 
-A variable of a computation exists during one call of it. While a graph is lowered, such
-a variable is a `Variable` in Python, which has the tensor that the variable would hold.
-A read returns this tensor, and an assignment replaces it:
+These variables exist during one call of the computation. While its graph is lowered, a
+Python object, a `Variable`, has the tensor that the variable would hold. A read returns
+this tensor, and an assignment replaces it:
 
     handle = VarHandleOp()                 written, with its control dependencies
     Assign(handle, 1); AssignAdd(handle, x); Read(handle) * 2
 
     (1 + x) * 2                            lowered
 
-The nodes of a body are visited in an order in which each node comes after its inputs
-and its control inputs. So a read finds the value of the last assignment before it.
-Loops and branches carry the values of the variables that they take.
+Each node is visited after its inputs and its control inputs. So a read finds the value
+of the last assignment before it. Loops and branches carry the values of the variables
+that they take.
 
 The results have the same bits. TensorFlow cannot rewrite arithmetic across a variable,
-so it must not rewrite arithmetic across the tensor in its place either: each assigned
-tensor is opaque to TensorFlow's optimizer.
+so each assigned tensor is *opaque*: TensorFlow's optimizer cannot look behind it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +31,8 @@ from ray_fed.tensorflow.lowering.inlining import Carried, Rule, Site
 class Variable(Carried):
     """A variable while its graph is lowered.
 
-    Its static `shape` holds at any time. `value` is None before its initialization.
-    `original` is the variable that this one stands for inside a loop or branch.
+    The static `shape` holds for all its values. `value` is None before the variable is
+    initialized. `original` is as in `Carried`.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Variable(Carried):
         self.value = value
 
     def read(self) -> tf.Tensor:
-        """Return the current value, or raise Fallback before the initialization."""
+        """Return the current value. Raise Fallback if there is none yet."""
         if self.value is None:
             raise Fallback("a variable that is read before it is initialized")
         return self.value
@@ -112,20 +111,14 @@ def _assign(site: Site) -> list[Any]:
 
 
 def _expect_shape(site: Site, value: tf.Tensor, like: tf.Tensor) -> None:
-    """Raise a `Fallback` unless both shapes are known to be equal.
-
-    With other shapes, TensorFlow raises an error or broadcasts, which differs by op.
-    """
+    # With other shapes, TensorFlow raises an error or broadcasts, depending on the op.
     is_known = value.shape.is_fully_defined()
     if not is_known or value.shape.as_list() != like.shape.as_list():
         raise Fallback(f"{site.node.op} of an unknown shape")
 
 
 def _update(compute: Callable[..., tf.Tensor]) -> Rule:
-    """Return the rule of an op that computes a new value from the old one and inputs.
-
-    `compute` takes the site, the value and the other inputs of the op.
-    """
+    # `compute` takes the site, the variable's old value and the other inputs.
 
     def rule(site: Site) -> list[Any]:
         variable = _variable(site)
@@ -145,7 +138,6 @@ def _same_shape(compute: Callable[..., tf.Tensor]) -> Rule:
 
 
 def _scatter(compute: Callable[..., tf.Tensor]) -> Rule:
-    """Return the rule of an op that changes rows of a variable by their indices."""
 
     def scatter(
         site: Site, value: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
@@ -197,11 +189,8 @@ def _gather_nd(site: Site) -> list[Any]:
 
 
 def _optimize(num_slots: int, step: Callable[..., Sequence[tf.Tensor]]) -> Rule:
-    """Return the rule of an op that is a step of an optimizer.
-
-    The op takes `num_slots` variables after the weight. `step` takes the site, the
-    values of weight and slots, and the other inputs, and returns the new values.
-    """
+    # The inputs of a step of an optimizer are a weight, `num_slots` other variables,
+    # and tensors. `step` returns the new values of all variables.
 
     def rule(site: Site) -> list[Any]:
         variables = [_variable(site, index) for index in range(1 + num_slots)]
@@ -264,9 +253,9 @@ def _step_adam(
 
 
 class Passed(Variable):
-    """Whether all checks so far have passed, a value that no node takes.
+    """A value that says whether all checks so far have passed. No node takes it.
 
-    `changed` says whether there are checks.
+    `changed` says whether there was a check.
     """
 
     def __init__(self) -> None:
@@ -284,13 +273,14 @@ def _check(site: Site) -> list[Any]:
 
 
 _SHOWN_BY_SUMS = "_ray_fed_shown_by_sums"
-"""Attribute of ops. Hashes of graphs leave out attributes that begin with `_`."""
+"""Attribute of marked ops. Hashes of graphs ignore attributes that begin with `_`."""
 
 
 def shown_by_sums(condition: tf.Tensor) -> tf.Tensor:
-    """Mark a condition of a client: if it is false, a sum over clients is not finite.
+    """Mark a condition, such as whether a client's update is finite, and return it.
 
-    A graph for many clients can then leave the condition out, and check the sums.
+    If the condition is false, a sum over clients must be infinite or NaN. A graph for
+    many clients can then leave the condition out, and check the sums.
     """
     operation: Any = condition.op
     operation._set_attr(_SHOWN_BY_SUMS, tf.compat.v1.AttrValue(b=True))  # noqa: SLF001 (no public name)
@@ -298,9 +288,9 @@ def shown_by_sums(condition: tf.Tensor) -> tf.Tensor:
 
 
 def trust_sums(graph_def: GraphDef) -> bool:
-    """Make marked conditions true and remove their checks, in place.
+    """Make the conditions true that `shown_by_sums` marked, and remove their checks.
 
-    Return whether there are marked conditions.
+    The graph is changed in place. Return whether there were marked conditions.
     """
     marked = {node.name for node in graph_def.node if _SHOWN_BY_SUMS in node.attr}
     for node in graph_def.node if marked else ():
@@ -314,7 +304,7 @@ def trust_sums(graph_def: GraphDef) -> bool:
 
 
 CHECKS: Mapping[str, Rule] = {"Assert": _check}
-"""Rules of checks, for an inliner that carries a `Passed`."""
+"""Rules of checks. The inliner must carry a `Passed` (`Inliner.carrying`)."""
 
 CREATED: Mapping[str, Rule] = {"VarHandleOp": _create}
 """Rules of the ops that create variables."""

@@ -1,1 +1,1 @@
-"""Types and values of TensorFlow, and the devices that they live on."""
+"""Converts types and datasets of TensorFlow, and sets up its devices."""

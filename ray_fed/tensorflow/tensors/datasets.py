@@ -1,8 +1,8 @@
-"""Sequences as datasets: built from rows, read back to rows or elements.
+"""Converts sequences to datasets of TensorFlow, and datasets to rows or elements.
 
-tf.data orders the tensors of an element by sorted names wherever the container is
-a mapping. Sequences are therefore always bound as nested OrderedDicts and tuples
-(the *canonical* containers), which every process derives from the type alone.
+tf.data orders the tensors of an element by sorted names if the container is a mapping.
+So graphs always take and return sequences whose elements are nested OrderedDicts and
+tuples, the *canonical* containers. Each process derives them from the type alone.
 """
 
 import collections
@@ -23,9 +23,10 @@ from ray_fed.values import columnar_sequence, read_limits, stored, tensor_struct
 
 
 def element_spec(element: fl.Type, *, canonical: bool = True) -> Any:
-    """Return the structure of TensorSpecs of a sequence's element.
+    """Return the `element_spec` of a dataset with elements of a type.
 
-    If `canonical`, containers are canonical. Otherwise the type declares them.
+    If `canonical`, containers are canonical. Otherwise they are the containers of the
+    type. Raises TypeError for an element that contains anything but tensors.
     """
     if isinstance(element, fl.TensorType):
         return specs.to_spec(element)
@@ -41,9 +42,10 @@ def element_spec(element: fl.Type, *, canonical: bool = True) -> Any:
 def build_container(
     elements: list[tuple[str | None, Any]], container: type[Any] | None
 ) -> Any:
-    """Return elements in a container: by default OrderedDict with names, else tuple.
+    """Return pairs of a name and a value as a container of the class `container`.
 
-    Raises TypeError if only some elements have names.
+    If it is None, the result is an OrderedDict for elements with names, and a tuple for
+    elements without. Raises TypeError if only some elements have names.
     """
     names = [name for name, _ in elements if name is not None]
     if names and len(names) != len(elements):
@@ -62,10 +64,10 @@ def build_container(
 
 
 def contains_unordered(element: fl.Type, actual: fl.Type | None = None) -> bool:
-    """Return whether containers order tensors differently from canonical ones.
+    """Return whether tf.data orders tensors differently than in canonical containers.
 
-    The names of `element` decide the canonical order. `actual` is the same structure in
-    the containers to look at, by default `element`.
+    The names in `element` decide the canonical order. `actual` is the same structure in
+    the containers of the dataset, by default `element`.
     """
     actual = element if actual is None else actual
     if not isinstance(element, fl.StructType) or not isinstance(actual, fl.StructType):
@@ -83,7 +85,7 @@ def contains_unordered(element: fl.Type, actual: fl.Type | None = None) -> bool:
 
 
 def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
-    """Return a structure of tensors in the containers of its type."""
+    """Return tensors in canonical containers or, if not `canonical`, in the type's."""
     if not isinstance(element, fl.StructType):
         return value
     members = zip(element.items(), to_struct(value), strict=True)
@@ -97,7 +99,7 @@ def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
 
 
 class KnownSequence:
-    """A sequence of known properties, which a dataset does not show.
+    """A sequence that has more than a dataset shows, such as rows in memory.
 
     `make_dataset` makes a dataset of the elements, in canonical containers.
     """
@@ -110,13 +112,13 @@ class KnownSequence:
 
     @functools.cached_property
     def dataset(self) -> "tf.data.Dataset[Any]":
-        """A dataset of the elements, in canonical containers."""
+        """A dataset of the elements, in canonical containers, made on first use."""
         return self._make_dataset()
 
     def as_sequence_of(self, element: fl.Type) -> Any:
-        """Return the sequence at a type that its own type is assignable to.
+        """Return this sequence as a sequence with elements of another type.
 
-        Raises ValueMismatchError otherwise.
+        Raises ValueMismatchError if the own type is not assignable to that type.
         """
         if element == self.element:
             return self
@@ -129,7 +131,7 @@ class KnownSequence:
 
 
 class HeldSequence(KnownSequence):
-    """A sequence in memory. Tensors or a dataset are made once, on request."""
+    """A sequence whose rows are in memory, as a `ColumnarSequence`."""
 
     def __init__(
         self, sequence: columnar_sequence.ColumnarSequence, element: fl.Type
@@ -139,7 +141,7 @@ class HeldSequence(KnownSequence):
 
     @functools.cached_property
     def tensors(self) -> list[tf.Tensor]:
-        """Inputs of a lowered graph, on the current device of the first access."""
+        """The result of `to_tensors`, on the device that is current on first use."""
         return to_tensors(self._sequence, self.element)
 
     @override
@@ -147,7 +149,7 @@ class HeldSequence(KnownSequence):
         return HeldSequence(self._sequence, element)
 
     def elements(self) -> list[Any]:
-        """Return all elements: numpy values in structs, owned by the caller."""
+        """Return all elements as new NumPy values in structs."""
         return [
             trees.unflatten(map(_copied, tensors), self.element)
             for tensors in self._sequence
@@ -179,10 +181,12 @@ def from_columns(
 def to_tensors(
     sequence: columnar_sequence.ColumnarSequence, element: fl.Type
 ) -> list[tf.Tensor]:
-    """Return a plain sequence as tensors, the inputs of a lowered graph.
+    """Return a plain sequence as tensors, the inputs of a graph without tf.data.
 
-    For each column these are its rows and, if the type has them, its splits. The number
-    of elements, i64[], is last. Only leading dimensions may be unknown.
+    A column is one tensor of each element, for all elements. It has a tensor of rows,
+    stacked or concatenated. If the elements' first dimension may differ, a tensor of
+    splits follows: the index of each element's first row. The number of elements,
+    i64[], is last. Other dimensions must be known.
     """
     tensors: list[tf.Tensor] = []
     for column, tensor_type in zip(
@@ -201,7 +205,7 @@ def to_tensors(
 def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
     """Return a dataset that reads an iterable lazily and checks each element.
 
-    Every pass reads the iterable again, unless it is an iterator.
+    Each pass iterates over `iterable` again. An iterator allows a single pass.
     """
 
     def read() -> Any:
@@ -213,9 +217,9 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
 
 
 def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]":
-    """Return the dataset of a variant tensor, in the containers of its type.
+    """Return the dataset of a variant tensor, in the containers of the type `element`.
 
-    The elements of the variant tensor are in canonical containers.
+    In the variant tensor, elements are in canonical containers.
     """
     spec = element_spec(element)
     dataset = tf.data.experimental.from_variant(variant, spec)
@@ -228,9 +232,9 @@ def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]"
 def to_canonical(
     dataset: "tf.data.Dataset[Any]", element: fl.Type
 ) -> "tf.data.Dataset[Any]":
-    """Return a dataset whose tensors are in canonical order.
+    """Return a dataset with its elements in canonical containers.
 
-    This is `dataset` itself if they already are.
+    This is `dataset` itself if its tensors already have the canonical order.
     """
     own_element = cast("fl.SequenceType", specs.infer_type(dataset)).element
     if not contains_unordered(element, own_element):
@@ -252,7 +256,7 @@ def _rebuild(
 
 
 def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
-    """Return all elements of a dataset, computed: numpy values in structs.
+    """Iterate over a dataset and return its elements as NumPy values in structs.
 
     Raises ValueMismatchError if the dataset has no end, or is too large.
     """
@@ -279,6 +283,6 @@ def _tensors(sequence: columnar_sequence.ColumnarSequence, element: fl.Type) -> 
 
 
 def build(tensors: Any, element: fl.Type) -> Any:
-    """Return tensors, in the order of an element's type, in canonical containers."""
+    """Return an element in canonical containers, from tensors in its type's order."""
     packed = trees.unflatten(iter(tensors), element)
     return to_containers(packed, element, canonical=True)

@@ -1,6 +1,6 @@
-"""Sets TensorFlow up for one executor: threads, and which GPU how much of.
+"""Sets up TensorFlow's threads and devices in a process, and describes them.
 
-Must run before TensorFlow's first operation of the process.
+Setting up must come before the first operation of TensorFlow in the process.
 """
 
 import contextlib
@@ -23,20 +23,21 @@ from ray_fed.plan.fingerprint import Fingerprint
 _logger = logging.getLogger(__name__)
 
 _FLAGS = ("flags", "Featu")
-"""How the line of a processor's flags begins, on x86 and on Arm."""
+"""First letters of the line with a processor's features, on x86 and on Arm."""
 
 _LIBRARIES_MIB = 1024
-"""What CUDA and its libraries take of a card for a process, beside its tensors."""
+"""Memory of a GPU that CUDA and its libraries take for a process, besides tensors."""
 
 _OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
-"""Where this is set as TensorFlow sets a device up, that does not share its threads."""
+"""Environment variable. If it is set while TensorFlow sets up a device, the device gets
+threads of its own."""
 
 _CHOSEN_BY = ("avx", "fma", "amx", "sse4_2", "asimd", "sve", "bf16", "i8mm")
-"""How flags begin that Eigen, XLA and oneDNN choose their kernels by."""
+"""First letters of the features by which Eigen, XLA and oneDNN select their code."""
 
 
 _threads_lost = threading.Event()
-"""Set in a process that was forked from one where TensorFlow had begun to run."""
+"""Event that is set in a fork of a process where TensorFlow had begun to run."""
 
 
 def _note_fork() -> None:
@@ -49,11 +50,9 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def configure(num_threads: int, gpu_fraction: float) -> Any:
-    """Set threads and devices.
+    """Set threads and devices, and return the logical device for the worker's ops.
 
-    Return the logical device to pin work to.
-
-    `gpu_fraction` limits the memory of tensors and of CUDA's libraries together, on the
+    `gpu_fraction` limits the memory of tensors and CUDA's libraries together, on the
     first GPU. With 0, TensorFlow sees no GPU. With 1 or more, it uses the whole GPU.
     """
     set_threads(num_threads)
@@ -72,16 +71,16 @@ def configure(num_threads: int, gpu_fraction: float) -> Any:
 
 
 def cpu() -> Any:
-    """Return the logical device of a worker without a GPU, beside one or not."""
+    """Return the logical device of a worker that uses no GPU."""
     return tf.config.list_logical_devices("CPU")[0]
 
 
 def split_cpu(num_executors: int) -> list[Any]:
-    """Return a logical device of the CPU for each executor that shares this process.
+    """Return a logical device of the CPU for each executor in this process.
 
-    Each device has its own threads for one op, because XLA runs whole programs on them
-    and executors would wait for one another. Once TensorFlow has set up its devices,
-    executors share the existing ones, with the same bits.
+    Each device has threads of its own for one op. XLA runs whole programs on these
+    threads, so executors with shared threads would wait for one another. If TensorFlow
+    has already set up its devices, executors share them, with the same bits.
     """
     (whole,) = tf.config.list_physical_devices("CPU")
     if tf.config.get_logical_device_configuration(whole) is None:
@@ -94,9 +93,9 @@ def split_cpu(num_executors: int) -> list[Any]:
 
 
 def shared_name(device: str | None) -> str | None:
-    """Return the name of a device in graphs that all devices of its kind run.
+    """Return the device name to write into a graph that several devices run.
 
-    For a CPU, the name stands for the CPU device that the caller entered.
+    For a CPU, it means any CPU device, so each caller's own device runs the graph.
     """
     is_cpu = device is not None and "CPU" in device
     return "/device:CPU:*" if is_cpu else device
@@ -104,10 +103,7 @@ def shared_name(device: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _threads_of_each_device() -> Generator[None]:
-    """Make TensorFlow give each device that it sets up here threads of its own.
-
-    This is a switch of the process. Processes that it starts do not inherit it.
-    """
+    # The variable is removed again, so that child processes do not inherit it.
     previous = os.environ.get(_OWN_THREADS)
     os.environ[_OWN_THREADS] = "1"
     try:
@@ -119,9 +115,9 @@ def _threads_of_each_device() -> Generator[None]:
 
 
 def describe_missing(assigned: str) -> str:
-    """Return that TensorFlow sees no GPU, in words, or "" if it sees one.
+    """Return an error message if TensorFlow sees no GPU, or "" if it sees one.
 
-    `assigned` says in words which GPU this process got, and from whom.
+    `assigned` is a part of the message: which GPU this process got, and from whom.
     """
     if tf.config.list_physical_devices("GPU"):
         return ""
@@ -143,7 +139,10 @@ def _name_devices() -> str:
 
 
 def read_fingerprint(device: Any) -> Fingerprint:
-    """Return the facts that decide the bits of results here, once threads are set."""
+    """Return the properties of this process that decide the bits of results.
+
+    Call it after `set_threads`. `device` is the logical device of the worker.
+    """
     return Fingerprint(
         tensorflow=tf.__version__,
         device="CPU" if device.device_type == "CPU" else _read_card(),
@@ -160,7 +159,6 @@ def _read_card() -> str:
 
 
 def _read_instruction_set() -> str:
-    """Return the machine and the processor features that select kernels."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     lines = (line.partition(":") for line in text.splitlines())
@@ -170,10 +168,8 @@ def _read_instruction_set() -> str:
 
 
 def _total_memory_mib() -> int:
-    """Return the memory of the first GPU that this process sees, in MiB.
-
-    TensorFlow knows it only once the device is set up, which is too late for a limit.
-    """
+    # TensorFlow knows the memory of a GPU only when the device is set up. A limit must
+    # be set before.
     command = [
         "nvidia-smi",
         "--query-gpu=memory.total",
@@ -187,12 +183,12 @@ def _total_memory_mib() -> int:
 
 
 def set_threads(num_threads: int, num_executors: int = 1) -> bool:
-    """Set TensorFlow's threads, and return whether this was still possible.
+    """Set TensorFlow's threads, and return whether the process now has them.
 
-    `num_threads` work on one op. They affect bits, so they are equal on every backend.
-    `num_executors` times as many ops run at once, or else the graphs of one executor
-    would wait for another. Raises ContextStateError in a fork of a process that ran
-    TensorFlow, where ops would wait forever for threads.
+    `num_threads` work on one op, which affects bits. `num_executors` times as many ops
+    run at once, so that executors do not wait for one another. If TensorFlow already
+    has other threads, a warning is logged. Raises ContextStateError in a fork of a
+    process that ran TensorFlow, where ops would wait for threads forever.
     """
     if _threads_lost.is_set():
         raise errors.ContextStateError(

@@ -1,4 +1,4 @@
-"""Federated types and TensorFlow's: conversions both ways, names kept."""
+"""Converts types of federated_language to TensorFlow's specs, and back."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,19 +19,19 @@ _DTYPES = frozenset(
     | {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
     | {f"float{bits}" for bits in (16, 32, 64)}
 )
-"""Names of the dtypes that federated_language writes, but for strings."""
+"""Names of the dtypes that federated_language can serialize, besides strings."""
 
 _MAX_ELEMENTS = 2**63
 
 
 def to_tf_dtype(type_spec: fl.TensorType) -> tf.DType:
-    """Return TensorFlow's dtype of a tensor type."""
+    """Return the dtype of a tensor type as a dtype of TensorFlow."""
     dtype = np.dtype(type_spec.dtype)
     return tf.string if dtype.type is np.str_ else tf.as_dtype(dtype)
 
 
 def to_tensor_type(dtype: tf.DType, shape: tf.TensorShape) -> fl.TensorType:
-    """Return the tensor type of TensorFlow's dtype and shape."""
+    """Return the tensor type with a dtype and a shape of TensorFlow."""
     return fl.TensorType(_numpy_dtype(dtype), _dims(shape))
 
 
@@ -56,14 +56,16 @@ def to_spec(type_spec: fl.TensorType) -> tf.TensorSpec:
 
 
 SPLITS = tf.TensorSpec([None], tf.int64)
-"""Where tensors that lie end to end begin, and where the last one ends."""
+"""Spec of splits: the first row of each of several concatenated tensors, and then the
+number of all rows."""
 
 
 def column_spec(type_spec: fl.TensorType) -> tuple[tf.TensorSpec, bool] | None:
-    """Return the spec of one tensor of many of a type, and whether it needs `SPLITS`.
+    """Return the spec of a tensor that joins many tensors of a type.
 
-    Tensors of one shape are stacked. Tensors whose first size differs are concatenated.
-    The result is None if other sizes may differ.
+    Tensors of one shape are stacked. Tensors whose first size differs are concatenated,
+    and the second result is True, because `SPLITS` must say where each one begins. The
+    result is None if other sizes may differ.
     """
     shape = to_spec(type_spec).shape
     if type_spec.shape is None or None in type_spec.shape[1:]:
@@ -74,9 +76,9 @@ def column_spec(type_spec: fl.TensorType) -> tuple[tf.TensorSpec, bool] | None:
 
 
 def to_type(obj: object) -> fl.Type:
-    """Return the federated type of a type specification.
+    """Return the federated_language type of a type specification.
 
-    It accepts what `fl.to_type` accepts, and TensorFlow's own specifications.
+    It accepts everything that `fl.to_type` accepts, and TensorFlow's specifications.
 
         to_type({"x": tf.TensorSpec([None, 4], tf.float32)})    <x=float32[?,4]>
 
@@ -101,7 +103,6 @@ def to_type(obj: object) -> fl.Type:
 
 
 def _check_type(type_spec: fl.Type) -> None:
-    """Raise ValueMismatchError unless tensors can have a type."""
     if isinstance(type_spec, fl.TensorType):
         _check_dtype(type_spec.dtype)
         _check_sizes(type_spec.shape or ())
@@ -198,7 +199,7 @@ def _dense_error(value: object) -> TypeError:
 
 
 def infer_type(value: object) -> fl.Type:
-    """Return the type of a value, including TensorFlow's values, or raise TypeError."""
+    """Return the type of a value with tensors or datasets, or raise TypeError."""
     match value:
         case tf.Tensor() | tf.Variable():
             return to_tensor_type(value.dtype, value.shape)
