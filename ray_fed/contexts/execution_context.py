@@ -424,7 +424,7 @@ class ExecutionContext(flf.SyncContext):
                 "Expected a context of this process, found the context of the process"
                 " that this one was forked from, whose threads do not run here: start"
                 ' processes by `spawn`, as in multiprocessing.get_context("spawn"), and'
-                " call ray_fed.init in each; or fork before TensorFlow and Ray are used."
+                " call ray_fed.init in each; or fork before you use TensorFlow and Ray."
             )
         self._backend.check()
         return self._thread
