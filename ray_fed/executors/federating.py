@@ -81,7 +81,7 @@ _NAME = "FederatingExecutor"
 
 
 class FederatingExecutor(flf.Executor):
-    """Carries out federated intrinsics: clients' work by a strategy, the rest itself.
+    """Carries out federated intrinsics by a strategy and an unplaced executor.
 
     Args:
         strategy_factory: Function from this executor to the strategy, which `close`

@@ -188,7 +188,10 @@ def split_rows(
 
 
 def check_keys(all_keys: Sequence[Any], max_key: int) -> None:
-    """Raise ComputationError, with the client's index, for a key above `max_key`."""
+    """Raise ComputationError with the index of a client that has a wrong key.
+
+    Keys must be from 0 to `max_key`. `all_keys` has the keys of each client.
+    """
     for client_index, keys in enumerate(all_keys):
         if any(not 0 <= key <= max_key for key in keys):
             raise errors.ComputationError(
