@@ -173,7 +173,10 @@ def unwrap(error: ray.exceptions.RayTaskError) -> BaseException:
 
 
 def final_error(error: BaseException) -> BaseException:
-    """Return the error that users get for a failed subround: none of Ray's classes."""
+    """Convert the error of a Ray task to the error that users get.
+
+    An error of the task's code is unwrapped. Ray's own errors become RetryBudgetErrors.
+    """
     if isinstance(error, ray.exceptions.RayTaskError):
         error = unwrap(error)
     if not isinstance(error, ray.exceptions.RayError):

@@ -138,7 +138,7 @@ class Demand:
         return ", ".join(words) + self.on_nodes()
 
     def on_nodes(self) -> str:
-        """Return " on nodes with ..." with the labels, or "" if there are no labels."""
+        """Describe the allowed nodes, as in " on nodes with zone=a", or return ""."""
         labels = ", ".join(f"{name}={term}" for name, term in self.labels.items())
         return f" on nodes with {labels}" if labels else ""
 
@@ -281,10 +281,7 @@ _Part: TypeAlias = tuple[Mapping[str, float], Mapping[str, float]]
 
 
 def _read_parts(each: Demand, group: PlacementGroup | None) -> dict[str, list[_Part]]:
-    """Return the parts of each allowed node by node id.
-
-    Without a placement group, a node is one part. With a group, each bundle is one.
-    """
+    # A node is one part, or, with a placement group, one part for each bundle.
     free: dict[str, dict[str, float]]
     free = _state.state.available_resources_per_node()
     allowed = {n["NodeID"]: n["Resources"] for n in _allowed_nodes(each)}

@@ -56,7 +56,7 @@ class RunningRay:
 
     Attributes:
         address: Address of the form host:port or ray://host:port.
-        by: Words on how the address was found, or "" if the caller passed it.
+        by: Description of how the address was found, or "" if the caller passed it.
         is_automatic: Whether ray_fed searched for the Ray. The process then joins the
             Ray with this user's token.
     """
@@ -227,7 +227,7 @@ def _future_of(reference: Any) -> concurrent.futures.Future[Any]:
 
 
 def missing_error(address: str | None) -> errors.ClusterError:
-    """Return the error for no Ray at an address, or for no Ray at all with None."""
+    """Return the error for a missing Ray at `address`, or anywhere with None."""
     where = f"at `{address}`" if address else "to join"
     return errors.ClusterError(
         f"Expected a Ray {where}, found none: start one with"
@@ -402,9 +402,9 @@ class Job:
 
     @contextlib.contextmanager
     def explained(self) -> Generator[None]:
-        """Check the job, and turn errors of the `with` block after its end.
+        """Raise ContextStateError if the job ends before or in the `with` block.
 
-        If the job is over, ContextStateError replaces any error of the block.
+        In the block, this replaces the error that Ray raises.
         """
         self.check()
         try:

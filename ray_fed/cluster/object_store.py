@@ -72,11 +72,7 @@ def _store_source(source: ClientSource) -> "StoredSource":
 
 
 def _put(source: ClientSource) -> Any:
-    """Put a source into the object store, and return the reference.
-
-    Raises UnsupportedError if the user's function or an id cannot be pickled, and
-    ContextStateError if the source refers to objects of a Ray that was shut down.
-    """
+    # A source of another Ray raises ContextStateError when it is pickled.
     try:
         return ray.put(source)
     except (ray.exceptions.RayError, errors.ContextStateError):
@@ -205,7 +201,7 @@ _fetched: LruCache[bytes, Any] = LruCache(_FETCHED)
 
 
 def fetch_once(reference: Any) -> Any:
-    """Return an object from this process's cache, or fetch and cache it."""
+    """Return the object of a reference, from this process's cache if possible."""
     return _fetched.get(reference.binary(), lambda: fetch(reference))
 
 

@@ -91,7 +91,7 @@ class Size:
             this number of workers is ready.
         most: Number of actors that the pool starts.
         is_fixed: Whether the pool has one number of workers, and not (min, max).
-        each: Words for the resources that one worker asks Ray for, for errors.
+        each: Description of the resources that one worker asks Ray for, for errors.
         wait_timeout_s: Seconds that a round waits until a node has room for a worker.
     """
 
@@ -198,11 +198,11 @@ class Census:
         return self.num_loading + self.num_unplaced - self.num_roomless
 
     def count_missing(self, num_ready: int) -> int:
-        """Return how many workers are not ready, of `num_ready` that must be."""
+        """Return how many more workers must become ready, so that `num_ready` are."""
         return max(0, num_ready - self.num_ready)
 
     def count_without_room(self, num_ready: int) -> int:
-        """Return how many of the missing workers wait until a node has room."""
+        """Return how many of these missing workers wait for room on a node."""
         return max(0, self.count_missing(num_ready) - self.num_starting)
 
     def find_limit_s(
@@ -222,7 +222,7 @@ class Census:
         return math.inf if self.num_loading else max(wait_timeout_s, start_timeout_s)
 
     def describe(self, num_ready: int, needed: str) -> str:
-        """Return words on what a call that needs `num_ready` workers waits for.
+        """Describe what a call that needs `num_ready` workers waits for.
 
         `needed` describes missing room on nodes, or is "". The result is "" if all
         workers are ready.
@@ -354,10 +354,7 @@ class Pool:
         await self.job.answer(member.handle.hold.remote())
 
     def _refuse(self, described: WorkerDescription) -> str:
-        """Return why a worker must not be used, or "".
-
-        The first worker sets the fingerprint that later workers must have.
-        """
+        # The first worker sets the fingerprint that later workers must have.
         allow_mixed = self._config.workers.allow_mixed
         difference = describe_difference(described, self._driver, self._fingerprint)
         if not described.missing and (difference is None or allow_mixed):
@@ -545,7 +542,7 @@ class Pool:
         return None if self._config.workers.allow_mixed else self._fingerprint
 
     async def count_workers(self) -> int:
-        """Wait for the minimum of workers, and return the number to divide a round by.
+        """Wait for the minimum of workers, and return the number for a round.
 
         This also ends idle workers on nodes that Ray will soon remove. If all workers
         are ready, the search for these nodes runs at most once in `_LOOK_S`, in the
@@ -590,10 +587,10 @@ class Pool:
             ray.kill(member.handle, no_restart=False)
 
     async def await_change(self, told: str | None) -> str:
-        """Return words on what calls wait for, as soon as these differ from `told`.
+        """Describe what calls wait for, as soon as the text differs from `told`.
 
-        `told` is the last result. With None, the present words are returned at once.
-        They are "" if no call waits for workers to start.
+        `told` is the last result. With None, the present text is returned at once. The
+        text is "" if no call waits for workers to start.
         """
         while True:
             waits_for = await self._describe_waits()
@@ -719,7 +716,7 @@ class Pool:
                 self._change(member, described=described, is_placed=True)
 
     def note_holder(self, clients: bytes, worker: str) -> None:
-        """Record that a worker ran clients, for `take`.
+        """Record the worker that ran some clients last, so that `take` prefers it.
 
         `clients` is a digest of `name_clients`.
         """
@@ -914,15 +911,10 @@ def decide_size(
 ) -> Size:
     """Return the size of a pool from `config.workers` and the cluster's resources.
 
-    Args:
-        config: The settings.
-        nodes: Resources of each node on which workers may run. In a placement group,
-            they are the resources of each bundle, without those of this process.
-        may_grow: Whether nodes may join. A pool of (min, max) can then wait for room.
-        occupied: Resources of this process in its placement group, or None.
-
-    Raises:
-        ResourceError: The nodes can never have room for the pool.
+    `nodes` has the resources of each node on which workers may run. In a placement
+    group, it has the resources of each bundle, and `occupied` has the resources of this
+    process, which `nodes` lacks. If nodes may join, a pool of (min, max) can wait for
+    room. Raises ResourceError if the nodes can never have room for the pool.
     """
     each = inventory.Demand.of(config)
     fitting = sum(map(each.count_fitting, nodes))

@@ -197,8 +197,8 @@ class Worker:
     async def evaluate(self, work: "WorkerWork", num_stored: int = 0) -> Evaluated:
         """Evaluate a whole plan in one call, and return its outcome.
 
-        The outcome has encoded values. With `num_stored` above 0, a plan must have this
-        number of values, which stay in the object store as `Stored`.
+        With `num_stored` = 0, the outcome has encoded values. Otherwise this is the
+        number of the plan's values, which stay in the object store as `Stored`.
         """
         if num_stored:
             evaluate = self.handle.evaluate.options(num_returns=1 + num_stored)
@@ -313,6 +313,8 @@ class WorkerConnection:
             self._leased = _lease(source, None)
         leased, is_first = self._leased, True
         while True:
+            # Other work may wait for the same lease, so a cancelled caller must not
+            # cancel it.
             worker = await asyncio.shield(leased)
             try:
                 self._send_dropped(worker)
@@ -415,7 +417,7 @@ class RemoteValue(flf.ExecutorValue):
             making = asyncio.ensure_future(self._make(worker, self.key))
             making.add_done_callback(has_failed)  # asyncio prints errors left unread
             self._made = worker, making
-        await asyncio.shield(self._made[1])
+        await asyncio.shield(self._made[1])  # other work may wait for it, too
         return self.key
 
     async def ready(self) -> Self:

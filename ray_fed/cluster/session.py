@@ -72,7 +72,6 @@ class _Submitted:
         self.outcome: outcomes.Outcome
 
     def begin(self, team: Sequence[Member]) -> None:
-        """Submit the task for these workers, which the pool has marked as busy."""
         self._team = team
         self._begun_s = time.monotonic()
         try:
@@ -97,10 +96,7 @@ class _Submitted:
         self._pool.give_back(self._team, lost)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait up to `timeout_s` for the task, and return whether it has ended.
-
-        If the task has failed, raise its error.
-        """
+        # If the task has failed, `answer.result` raises its error.
         done, _ = await asyncio.wait({self.answer}, timeout=timeout_s)
         for answer in done:
             answer.result()
@@ -108,8 +104,7 @@ class _Submitted:
 
     @property
     def values(self) -> list[Any]:
-        """References to the task's values, without its first result, the outcome."""
-        return self._references[1:]
+        return self._references[1:]  # the first one is the outcome
 
     def leave(self) -> None:
         """End the task's work on all workers, and ignore its result.
@@ -125,7 +120,6 @@ class _Submitted:
         self._references.clear()
 
     def as_slower(self) -> outcomes.Attempt:
-        """Return the record of this attempt for the case that its copy ended first."""
         member = self._team[0]
         described = member.described
         return outcomes.Attempt.on(
@@ -249,7 +243,7 @@ class RayRunner(fl.framework.AsyncContext):
             raise
 
     def terms_of(self, team: Sequence[Member]) -> tuple[list[Any], Terms]:
-        """Return the workers' handles, those of `team` first, and a plan's terms."""
+        """Return handles of workers, `team` first, and the `Terms` of a plan."""
         handles, known = self.pool.in_order(team)
         workers = self._config.workers
         return handles, Terms(
@@ -332,12 +326,12 @@ class Session:
         address: Address of Ray, as for `ray_fed.init`.
         config: Settings of the pool. `worker_groups` must be empty, because a session
             has one pool.
-        say: Function that is called with words on what the session does or waits for.
+        say: Function that receives descriptions of what the session does or waits for.
         needs_all: Whether `sources` returns all workers of a pool of fixed size, and
             not only one.
 
     Attributes:
-        place: Words on which Ray the session uses.
+        place: Description of the Ray that the session uses.
         program: Name of the run in Ray's lists, logs and metrics.
     """
 
@@ -386,7 +380,7 @@ class Session:
         return await self._pool.count_workers()
 
     async def await_change(self, told: str | None) -> str:
-        """Return words on what calls wait for, see `Pool.await_change`."""
+        """Describe what calls wait for, see `Pool.await_change`."""
         with self._job.watched():
             return await self._pool.await_change(told)
 

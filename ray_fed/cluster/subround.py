@@ -74,7 +74,7 @@ class Terms:
         timeout_s: Seconds after which a worker counts as hung, or None for no limit.
         wait_s: Seconds within which a replacement must answer.
         fingerprint: Fingerprint that workers must have, or None if they may differ.
-        each: Words for the resources that one worker asks Ray for, for errors.
+        each: Description of the resources that one worker asks Ray for, for errors.
         submitted: Time at which the driver submitted the plan, by `time.time`.
     """
 
@@ -212,6 +212,7 @@ class Attempts:
         self._terms = terms = work.terms
         self._number = number
         self._described = [described for _, described in terms.workers]
+        # Times of attempts count from the submission, as Ray may start the task later.
         self._begun_s = time.monotonic() - max(0.0, time.time() - terms.submitted)
         self._turn = number * 1000  # a later run of the task has higher turns
         self._opens_scopes = False
@@ -299,7 +300,7 @@ class Attempts:
         evaluated = await _evaluate_whole(work, strategy, executors[0])
         for worker in self._leased.values():
             worker.handle.end.remote(worker.scope)
-        # This plan has all its workers from the begin to the end.
+        # This plan has all its workers from its beginning to its end.
         busy_s = len(self._leased) * evaluated.busy_s
         return dataclasses.replace(evaluated, busy_s=busy_s)
 

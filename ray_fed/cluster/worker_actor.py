@@ -351,11 +351,11 @@ class LeafWorker:
     def embed_stored(
         self, scope: str, key: int, type_bytes: bytes, encoded: Any
     ) -> None:
-        """Embed a value that `object_store.encode` returned under a key."""
+        """Embed, under a key, a value that `object_store.encode` has encoded."""
         self.embed(scope, key, object_store.decode(encoded), type_bytes)
 
     def embed_parts(self, scope: str, key: int, type_bytes: bytes, *parts: Any) -> None:
-        """Join a value's encoded components (tensors, sequences), and embed it."""
+        """Embed, under a key, the value whose encoded components are `parts`."""
         decoded = [object_store.decode(part) for part in parts]
         value = components.join(decoded, blocks.parse_type(type_bytes))
         self.embed(scope, key, value, type_bytes)
@@ -387,7 +387,7 @@ class LeafWorker:
         values[key] = self._run(self._executor.create_struct(struct))
 
     def select(self, scope: str, key: int, source: int, index: int) -> None:
-        """Store an element of the struct at key `source` under a key."""
+        """Store element `index` of the struct at key `source` under `key`."""
         values = self._scopes.values(scope)
         values[key] = self._run(self._executor.create_selection(values[source], index))
 
@@ -492,21 +492,12 @@ class LeafWorker:
         num_sources: int,
         *resolved: Any,
     ) -> list[Any]:
-        """Evaluate a whole plan in one call, and return the packed outcome.
+        """Evaluate a whole plan in one call, and return the list of `pack_result`.
 
-        If the scope ends, the plan stops.
-
-        Args:
-            scope: Name of the scope, which this opens and closes.
-            work: The pickled plan and argument, `Packed.work`.
-            num_sources: Number of short lists of `Packed.sources`.
-            *resolved: These lists, and then the encoded values of `Packed.values`.
-
-        Returns:
-            The list of `object_store.pack_result`.
-
-        Raises:
-            NotLoadedError: The process is new.
+        `work` is `Packed.work`. `resolved` has `num_sources` short lists of
+        `Packed.sources`, and then the encoded values of `Packed.values`. This opens the
+        scope and closes it. If the scope ends before, the plan stops. Raises
+        NotLoadedError in a new process.
         """
         self.begin(scope)
         begun_s = time.monotonic()

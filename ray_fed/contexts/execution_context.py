@@ -71,7 +71,7 @@ class Backend:
             None if workers are threads, which are always ready.
         check: Function that raises ContextStateError if the workers' Ray is gone.
         spreads_subrounds: Whether a runner may use several workers for one subround.
-        place: Words on which Ray the workers use, or "" without Ray.
+        place: Description of the workers' Ray, or "" without Ray.
         sinks: Event sinks that receive the events of all rounds.
         groups: Backends of the `worker_groups`, by name. `close` closes them, too.
     """
@@ -252,9 +252,9 @@ class ExecutionContext(flf.SyncContext):
 
     @property
     def is_open(self) -> bool:
-        """Whether the context can be called.
+        """Whether the context can be called: not after `close`, or in a forked process.
 
-        It cannot after `close` or `ray.shutdown`, or in a forked process.
+        It cannot be called after `ray.shutdown`, either, if it uses Ray.
         """
         try:
             self._open_thread()
@@ -463,7 +463,7 @@ class ExecutionContext(flf.SyncContext):
         return reprs.draw_facts("ray_fed context", self._facts())
 
     def close(self) -> None:
-        """Stop the workers, and Ray if the context started it, at the first call."""
+        """Stop the workers, and a Ray that the context started. May be called again."""
         thread, self._thread = self._thread, None
         if thread is None:
             return

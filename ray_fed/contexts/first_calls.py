@@ -34,10 +34,9 @@ class ComputationChecks:
         self._checked = ComputationCache(self._check)
 
     def check(self, comp: flf.ConcreteComputation | MergeableCompForm) -> None:
-        """Raise UnsupportedError if a graph calls Python functions that do not exist.
+        """Raise UnsupportedError if a graph needs Python functions of another process.
 
-        Such a function belongs to the process that traced the graph. If the computation
-        simulates secure aggregation, this also logs a warning, once.
+        If the computation simulates secure aggregation, this also logs a warning, once.
         """
         if isinstance(comp, MergeableCompForm):
             for part in (comp.up_to_merge, comp.merge, comp.after_merge):
@@ -95,9 +94,9 @@ _LATER_PATIENCE_S = 5.0
 starts in milliseconds."""
 
 AwaitChange = Callable[[str | None], Awaitable[str]]
-"""Function that waits until the words on what calls wait for change, and returns them.
-The words are "" if no call waits for a worker. The argument is the last result, or
-None to get the present words at once."""
+"""Async function that describes what calls wait for, as soon as the text differs from
+its argument, the last text. With None, it returns the present text at once. The text is
+"" if no call waits for a worker."""
 
 
 @dataclasses.dataclass

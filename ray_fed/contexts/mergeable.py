@@ -30,12 +30,12 @@ class MergeableCompExecutionContext(flf.SyncContext):
     A `MergeableCompForm` is a computation as three functions: `up_to_merge` for some of
     the clients, `merge` for two of its results, and `after_merge` for the rest.
 
-    The clients are divided into slices of neighboring clients and nearly equal size.
-    No slice is empty. `up_to_merge` runs on each slice, on any free context. A context
-    that retries a failure repeats only its slice. If the argument has no values of
-    clients, each slice stands for the whole argument.
+    Clients are divided into slices of neighbors and nearly equal size, none empty.
+    `up_to_merge` runs on each slice, on any free context. If the context retries after
+    a failure, it repeats only its slice. If the argument has no values of clients,
+    `up_to_merge` runs `num_subrounds` times on the whole argument.
 
-    Results are merged along a binary tree. Clients' results are in client order.
+    Results are merged along a binary tree, and clients' results are in client order.
     Neither depends on the order in which slices finish. Several threads may call the
     context at a time, also from a running event loop.
 

@@ -24,8 +24,8 @@ _QUICK = (
 class SlowPathWarnings:
     """Logs a warning, once for each cause, if a round of over 1 s took a slow path.
 
-    This object receives the events of rounds. A slow path is work without a kernel (the
-    TensorFlow graph that does the work of many clients), or one that reads by tf.data.
+    This object receives the events of rounds. A slow path is work without a kernel (a
+    TensorFlow graph that does the work of many clients), or with tf.data in its graph.
     """
 
     def __init__(self) -> None:

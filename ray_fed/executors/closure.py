@@ -164,10 +164,10 @@ def split_captures(
 ) -> tuple[flf.Lambda, dict[str, tuple[str, list[int]]]]:
     """Rewrite a lambda so that it captures only the parts of structs that it uses.
 
-    The parameters of a federated_computation are one struct. A lambda that uses one of
-    them would otherwise also capture the clients' values. The dict has each captured
-    name of the new lambda. Its value is the name of a struct in the scope, and the
-    indices of the selections that lead from the struct to the part.
+    The parameters of a federated_computation are one struct. A lambda that uses one
+    parameter would otherwise capture all of them. The dict has each captured name of
+    the new lambda, with the name of a struct in the scope and the indices of the
+    selections that lead from the struct to the part.
     """
     free = set(flf.get_map_of_unbound_references(block)[block])
     split = free - blocks.bound_names(block)  # names bound twice stay whole

@@ -65,9 +65,9 @@ def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
 def weigh_clients(arg: Plain, type_spec: fl.Type | None) -> NDArray[np.float64] | None:
     """Estimate the cost of each client's work from the client's number of rows.
 
-    `arg` is a plain value of `type_spec`, or None with None. The result has the costs
-    in client order, f64[clients]: a fixed cost plus the number of rows. It is None if
-    clients have no sequences, or if a client's number of rows is unknown.
+    `arg` is a plain value of `type_spec`. Both are None in a call without an argument.
+    The result has the costs in client order, f64[clients]: a fixed cost plus the number
+    of rows. It is None if clients have no sequences, or if a number is unknown.
     """
     rows: list[NDArray[np.float64]] = []  # NaN if a number is unknown
     if type_spec is None:
@@ -440,8 +440,9 @@ class RoundState:
     ) -> None:
         """Store the argument: shared values once, and clients' values by subround.
 
-        `argument` is a plain value of the type `parameter`, or None with None. With
-        `leaves_out_clients`, the finish gets stand-ins for clients' values.
+        `argument` is a plain value of the type `parameter`. Both are None in a call
+        without one. With `leaves_out_clients`, the finish gets stand-ins for clients'
+        values.
         """
         self.parameter = parameter
         if parameter is not None:

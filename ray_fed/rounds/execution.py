@@ -179,6 +179,7 @@ class Rounds:
         )
         weights = client_cuts.weigh_clients(arg, parameter)
         work = self._serialized.get(chain.stages[0].up_to_merge)
+        # The seconds of one client in the last call tell how many workers are worth it.
         client_s = self._client_s.find(work)
         num_workers = await self._policy.workers_now(
             client_s and client_s * num_clients
@@ -193,7 +194,7 @@ class Rounds:
             result_type = chain.after_merge.type_signature.result
             if not type_checks.holds_clients(result_type):
                 call.max_dropped = self._policy.max_dropped_clients
-            while True:
+            while True:  # ends, because each repetition has fewer clients
                 with contextlib.suppress(StageAgainError):
                     result = await self._run_stages(chain, call)
                     break
@@ -275,6 +276,7 @@ class Rounds:
     def _finishes_in_subround(
         self, chain: MergeableCompChain, call: RoundState
     ) -> bool:
+        # One worker then does the whole round, so a second plan would only cost time.
         last = chain.stages[-1]
         return (
             self._policy.has_own_runners

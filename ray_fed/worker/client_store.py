@@ -52,7 +52,7 @@ class ClientStore:
         return source.arrange(self.read(ClientMember(source.base, position)), position)
 
     def read_all(self, clients: ClientValues) -> ClientValues:
-        """Return the plain values of clients, in order. Read references to sources."""
+        """Return the plain values of clients, in order. Values in sources are read."""
         if isinstance(clients, ClientRun):
             return [self.read(member) for member in clients]
         return [self.read(m) if isinstance(m, ClientMember) else m for m in clients]

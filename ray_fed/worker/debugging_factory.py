@@ -84,7 +84,7 @@ class _DebuggingFactory(flf.ExecutorFactory):
 
     @override
     def clean_up_executor(self, cardinalities: Any) -> None:
-        """Drop the stack for a number of clients. The last one's end stops threads."""
+        """Drop the stack for a number of clients. Without any stack, threads end."""
         self._executors.pop(_key(cardinalities), None)
         if not self._executors:
             while self._leaves:
