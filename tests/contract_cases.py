@@ -244,7 +244,7 @@ def all_equal_map_of_a_lambda() -> Any:
 
 
 def with_a_name() -> Any:
-    """Return a call of a lambda from a structure with a name to such a structure."""
+    """Return a call of a lambda. Argument and result are structures with a name."""
     named = at_clients([("a", np.float32)], all_equal=True)
     same = federated_computation(lambda x: x, named)
 
@@ -258,7 +258,7 @@ def with_a_name() -> Any:
 def value_of_an_argument(placement: Any) -> Any:
     """Return a call of federated_value without a literal.
 
-    `fl.federated_value` would warn of such a value.
+    `fl.federated_value` would warn of this value.
     """
     member = fl.to_type(MODEL)
     block = flf.create_federated_value(flf.Reference("x", member), placement)

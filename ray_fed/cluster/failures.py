@@ -1,6 +1,6 @@
 """Sorts Ray's errors into failure classes, and asks the cluster for their causes.
 
-A failure class has a budget: the number of such failures that one subround may have.
+A failure class has a budget: the number of its failures that one subround may have.
 
     class        cause                                          repeated
     crash        a process or node died, an object was lost     the worker's part

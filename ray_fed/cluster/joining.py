@@ -9,7 +9,7 @@ this list that exists, as `ray.init` does:
     4. the Ray that this user's last `ray start` on this machine announced
 
 The list does not contain a Ray that another program started for itself. The address
-"auto" also finds such a Ray.
+"auto" finds this Ray, too.
 
 Actor handles and object references belong to one `Job`, a connection to Ray. After
 `ray.shutdown`, the next call of Ray's API starts a new Ray, and Ray may end a process
@@ -158,7 +158,7 @@ def check_connected(address: str | None) -> None:
 def started_here() -> bool:
     """Return whether this process started the Ray that it is connected to.
 
-    Such a Ray has no autoscaler and ends with the process, so no node joins it.
+    This Ray then has no autoscaler and ends with the process, so no node joins it.
     """
     node = cast("Any", worker)._global_node  # noqa: SLF001
     return node is not None and node.is_head()

@@ -341,8 +341,8 @@ INLINE_BYTES = 64 * 1024
 """Values with fewer bytes travel inside a call. The object store would take longer."""
 
 _REFERENCES_TOGETHER = 256
-"""Maximum number of references in one argument of a task. Such an argument is below 100
-KB, so Ray keeps it in the call itself."""
+"""Maximum number of references in one argument of a task. The argument is then below
+100 KB, so Ray keeps it in the call itself."""
 
 
 def encode(value: Any) -> Any:

@@ -3,7 +3,7 @@
 Ray starts the actors, places them, and restarts them when their processes die. The pool
 knows which workers are ready, and gives each worker to one subround (the part of a
 round that one Ray task runs) at a time. If a round waits for workers, the pool logs
-what is missing.
+the missing workers.
 
     starting --loaded--> ready --taken--> busy --given back--> ready
         ^                  |                |
@@ -239,7 +239,7 @@ class Census:
 
 
 class Pool:
-    """The worker actors of a context, of which each runs one subround at a time.
+    """The worker actors of a context. Each worker runs one subround at a time.
 
     The constructor starts the actors, and does not wait for them. A thread of the pool
     follows each actor. `close` ends the actors.

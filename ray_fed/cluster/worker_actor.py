@@ -412,8 +412,8 @@ class LeafWorker:
         """Embed the values of a chunk's clients as a list under one key.
 
         `members` are the values. If `bounds` has a start and a stop, `members` is an
-        encoded list of all clients, of which the chunk is this slice. `first` is the
-        index of the chunk's first client in the cohort.
+        encoded list with the values of all clients, and the chunk is this slice.
+        `first` is the index of the chunk's first client in the cohort.
         """
         if bounds is not None:
             members = object_store.decode(members)[bounds[0] : bounds[1]]

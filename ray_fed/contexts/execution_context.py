@@ -301,7 +301,7 @@ class ExecutionContext(flf.SyncContext):
             group: A name of `Config.worker_groups`.
 
         Raises:
-            ConfigError: There is no such group.
+            ConfigError: There is no group with this name.
         """
         if group not in self._groups:
             raise errors.ConfigError(
@@ -346,7 +346,7 @@ class ExecutionContext(flf.SyncContext):
         return self.invoke_at(None, comp, arg)
 
     def invoke_at(self, number: int | None, comp: Any, arg: Any) -> Any:
-        """Run a computation as `invoke` does, with the random numbers of a given call.
+        """Run a computation as `invoke` does, with the random numbers of call `number`.
 
         Args:
             number: Number of the call, which decides its random numbers. `num_calls`

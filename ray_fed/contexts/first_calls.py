@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 _MARKS = frozenset({b"PyFunc", b"GeneratorDataset"})
 """Parts of TensorFlow op names. Every graph with Python functions has one of them in
-its bytes. Other graphs may have one, too, so such a graph is checked."""
+its bytes. Other graphs may have one, too, so a graph with a mark is checked."""
 _SIMULATED = frozenset(uri.encode() for uri in intrinsics.SIMULATED)
 
 
@@ -156,7 +156,7 @@ class StartupProgress:
             self._emit(events.Waiting(otherwise))
             await asyncio.Event().wait()
         except Exception:
-            _logger.debug("The pool did not say what is waited for.", exc_info=True)
+            _logger.debug("The pool did not describe its waits.", exc_info=True)
         finally:
             if activity or is_first:
                 self._emit(events.Waiting(""))

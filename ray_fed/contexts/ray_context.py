@@ -1,6 +1,6 @@
 """`RayExecutionContext`, an asynchronous context that runs computations on Ray.
 
-A `MergeableCompExecutionContext` uses several such contexts, which may share a pool:
+A `MergeableCompExecutionContext` uses several of these contexts, also with one pool:
 
 MergeableCompExecutionContext
   |-- RayExecutionContext --+

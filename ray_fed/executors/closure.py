@@ -108,7 +108,7 @@ class Closure:
         """Return the lambda and its captured values in a form for other processes.
 
         A lambda that only calls a TensorFlow computation becomes this computation.
-        federated_language makes such lambdas to drop the names of parameters.
+        federated_language makes these lambdas to drop the names of parameters.
         """
         match self.block:
             case flf.Lambda(

@@ -146,8 +146,8 @@ class FederatingExecutor(flf.Executor):
         if narrowed.owner not in (None, self):
             raise errors.ValueMismatchError(
                 "Expected a value embedded in this FederatingExecutor, found a value of"
-                f" type `{narrowed.type_signature}` in another one: compute the value,"
-                " and embed the result."
+                f" type `{narrowed.type_signature}` in another executor: compute the"
+                " value, and embed the result."
             )
         return narrowed
 

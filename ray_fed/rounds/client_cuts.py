@@ -284,7 +284,7 @@ class CohortCut:
         leaves: Client indices of each leaf.
         runs: Leaf indices of each subround.
         size: Number of clients of the largest leaf, at least 1.
-        heaviest_first: Indices of the subrounds, the one with the most work first.
+        heaviest_first: Indices of the subrounds. The most work comes first.
         chunks: For each subround, leaf indices for each worker that it can use.
     """
 
@@ -440,9 +440,8 @@ class RoundState:
     ) -> None:
         """Store the argument: shared values once, and clients' values by subround.
 
-        `argument` is a plain value of the type `parameter`. Both are None in a call
-        without one. With `leaves_out_clients`, the finish gets stand-ins for clients'
-        values.
+        `argument` is a plain value of the type `parameter`, or both are None. With
+        `leaves_out_clients`, the finish gets stand-ins for clients' values.
         """
         self.parameter = parameter
         if parameter is not None:

@@ -48,7 +48,7 @@ class ComputationCache(Generic[_T]):
     """Caches the results of a pure function of computations, `make`.
 
     A result stays while its computation is alive. The latest few results stay longer,
-    for equal computations, such as those of a learning process that is built again.
+    for equal computations, for example if a learning process is built again.
     """
 
     def __init__(self, make: Callable[[Computation], _T]) -> None:

@@ -95,7 +95,7 @@ class ClientStore:
         """Return whether this method has been called with this key before.
 
         Only then should a caller cache the data of a whole cohort. If each round
-        samples other clients, such data is never needed again, and would displace the
+        samples other clients, this data is never needed again, and would displace the
         data of single clients.
         """
         asked = hash(key)

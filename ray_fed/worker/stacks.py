@@ -1,6 +1,6 @@
 """The executor stacks that ray_fed builds, and the strategy that runs in one process.
 
-A stack is a series of executors, each of which passes work on to the executor below:
+A stack is a series of executors. Each one passes work on to the executor below:
 
     device_stack                    local_stack
 
@@ -63,7 +63,7 @@ _PACES = 64
 
 ChunkArg: TypeAlias = list[ExecutorValue] | Struct[Any]
 """The arguments of a chunk's clients: a list with one value for each client, or a
-struct whose elements are such arguments."""
+struct with lists as elements."""
 
 _MESSAGE_LINES = 3
 _BOILERPLATE = (
