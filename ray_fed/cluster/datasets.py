@@ -216,9 +216,9 @@ class DatasetBlocks(TableRows):
             )
         if ray_client.is_connected():
             raise errors.UnsupportedError(
-                "Expected a process of the cluster for a dataset of Ray Data, found one"
-                " that joined it by Ray's client (`ray://`): run the program by `ray"
-                " job submit`, or read files, as by ClientData.from_parquet."
+                "Expected a process of the cluster for a dataset of Ray Data, found a"
+                " process that uses Ray's client (`ray://`): run the program by `ray"
+                " job submit`, or read files, for example by ClientData.from_parquet."
             )
         names = list(dict.fromkeys(columns))
         self._job: Job | None = Job.current()

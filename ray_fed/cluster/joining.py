@@ -151,7 +151,7 @@ def check_connected(address: str | None) -> None:
     if not is_there:
         raise errors.ContextStateError(
             f"Expected this process to join the Ray at `{address}`, found it connected"
-            f" to the one at `{joined}`: call ray.shutdown() first, or pass no address."
+            f" to the Ray at `{joined}`: call ray.shutdown() first, or pass no address."
         )
 
 

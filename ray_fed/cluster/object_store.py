@@ -82,10 +82,10 @@ def _put(source: ClientSource) -> Any:
         cause = error.__cause__ or error  # Ray adds a page about what it inspected
         reason = error_texts.message_of(cause)
         raise errors.UnsupportedError(
-            "Expected clients whose ids and function can be pickled, to travel to"
-            f" workers, found `{shown}`: {reason}. Make what cannot be pickled, such as"
-            " a lock, an open file or a `tf.function` that was called, inside of the"
-            " function."
+            "Expected clients whose ids and function can be pickled and sent to"
+            f" workers, found `{shown}`: {reason}. Create objects that cannot be"
+            " pickled inside of the function, for example locks, open files, and each"
+            " `tf.function` that is called."
         ) from cause
 
 

@@ -518,7 +518,7 @@ class Pool:
             f" {self.size.each}, found {self.num_ready} after {waited_s:.0f} s"
             f" (`workers.wait_timeout_s`){starting}, and {len(nodes)} nodes"
             f" ({draining} draining) with room for {room}{refused}.{last} Add nodes,"
-            " lower what `workers` asks for, or wait longer."
+            " lower the resources of `workers`, or wait longer."
         )
 
     def _refuse_waiters(self, waiters: Iterable[_Waiter], error: Exception) -> None:
@@ -942,7 +942,7 @@ def _describe_shortage(
     fitting: int,
 ) -> str:
     advice = (
-        "lower `workers.count` or what each worker asks for, or add nodes. With"
+        "lower `workers.count` or the resources of each worker, or add nodes. With"
         " workers=(min, max) the pool follows the cluster."
     )
     where = each.on_nodes() or " in the cluster"

@@ -214,7 +214,7 @@ class Worker:
             answer = await self.call("evaluate", *work.for_worker())
         evaluated, noted, described = object_store.unpack_result(answer)
         if self.described and self.described.fingerprint != described.fingerprint:
-            another = NotLoadedError("Expected the process that was known.")
+            another = NotLoadedError("Expected the same process, found another.")
             raise LostWorkerError(self, another)  # Ray restarted it on another machine
         self.described = described
         diagnostics.note(noted)

@@ -440,7 +440,7 @@ class Session:
             raise errors.DeadlineError(
                 "Expected a stored value within"
                 f" {self._config.subrounds.timeout_s} s (`subrounds.timeout_s`), found"
-                " it still on its way."
+                " that it has not arrived."
             ) from error
         except ray.exceptions.RayError as error:
             raise errors.ClusterError(

@@ -487,7 +487,7 @@ async def bring_home(values: Sequence[Any], timeout_s: float | None) -> list[Any
     except TimeoutError:
         raise errors.DeadlineError(
             f"Expected a result on the driver's node within {timeout_s} s"
-            " (`subrounds.timeout_s`), found it still on its way."
+            " (`subrounds.timeout_s`), found that it has not arrived."
         ) from None
     return [
         dataclasses.replace(value, reference=reference)

@@ -57,8 +57,8 @@ def _embedded_already(
     own_type = value.type_signature
     if type_spec is not None and not type_spec.is_equivalent_to(own_type):
         raise errors.ValueMismatchError(
-            f"Expected a value of type `{type_spec}`, found one that is embedded as"
-            f" `{own_type}`: compute it, and embed the result."
+            f"Expected a value of type `{type_spec}`, found a value that is embedded as"
+            f" `{own_type}`: compute the value, and embed the result."
         )
     return value
 
@@ -390,7 +390,7 @@ class FederatingExecutor(flf.Executor):
             inner = await inner.get()
         if not isinstance(inner, flf.ExecutorValue):
             raise errors.UnsupportedError(
-                "Expected a struct of embedded values, found one that is a"
+                "Expected a struct of embedded values, found a"
                 f" `{type(inner).__name__}`."
             )
         selected = await self.unplaced.create_selection(inner, position)

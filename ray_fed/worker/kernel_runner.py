@@ -106,8 +106,8 @@ def _select(
     constants: Sequence[Plain],
     keys: ClientValues,
 ) -> list[Plain] | Fallback:
-    # The selection function runs once for each different key, and not for each client.
-    # A client's keys are i32[keys].
+    # The graph runs once, for all different keys of all clients. A client's keys are
+    # i32[keys].
     graph = device.eager.kernels.selection(selection.function)
     if isinstance(graph, Fallback):
         return graph
