@@ -1,4 +1,4 @@
-"""What pytest does before and after the tests; their fixtures are in `fixtures`."""
+"""Hooks of pytest for all tests. The module `fixtures` has the fixtures."""
 
 import functools
 import gc
@@ -21,22 +21,22 @@ hypothesis.settings.load_profile("ray_fed")
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Load fixtures, and with them TensorFlow and Ray, where tests run.
+    """Load the fixtures, and with them TensorFlow and Ray, in processes that run tests.
 
-    That is not in the process that only hands tests to others, which begin after it.
-    Tests send SIGINT, also to processes that they start; a shell's `&` has it ignored.
+    The main process of pytest-xdist runs no tests, so it does not load the fixtures.
     """
+    # Some tests send SIGINT. A shell that starts pytest with `&` ignores this signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("RAY_FED_GRAPH_CACHE", "off")  # tests count what is traced
+    os.environ.setdefault("RAY_FED_GRAPH_CACHE", "off")  # tests count traces
     if not config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have one process run all that use the session's Ray, and file by file the rest.
+    """Run all tests that use the session's Ray in one process, the others by file.
 
-    Ray, and pools of workers that each import TensorFlow, are started once then.
+    So Ray and the pools of workers, which import TensorFlow, start only once.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -56,11 +56,11 @@ def _uses_ray(file: pathlib.Path) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage again, but never search what imports and collection made.
+    """Turn garbage collection on again, without the objects that exist now.
 
-    Those are 570,000 objects that live as long as the tests do; searching them takes
-    a third of a second each time. Graphs are garbage in cycles, and many; looking for
-    it as often as Python does by itself takes a twelfth of the tests' time.
+    Imports and the collection of tests make 570,000 objects that live as long as the
+    tests. A search of these objects takes a third of a second. TensorFlow's graphs are
+    reference cycles, and Python's usual thresholds would take a twelfth of the time.
     """
     gc.collect()
     gc.freeze()
@@ -70,7 +70,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Any:
-    """Show what a process wrote to its standard error before it failed."""
+    """Add the standard error of a failed subprocess to the report of its test."""
     report = yield
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, subprocess.CalledProcessError):
@@ -81,7 +81,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Any:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter,
 ) -> None:
-    """Say how many tests used a real Ray."""
+    """Print the number of tests that used a real Ray."""
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports(
         "failed"
     )

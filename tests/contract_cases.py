@@ -1,7 +1,7 @@
-"""Cases that every way to run a computation must pass: what numpy says of each.
+"""Computations with arguments and results that NumPy computes.
 
-They run on every stack of executors (`executors/test_contract`) and in every context
-(`contexts/test_cases`).
+The tests run each case on every executor stack (`executors/test_contract`) and in every
+context (`contexts/test_cases`).
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -193,13 +193,13 @@ def hollows(num_clients: int) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A computation, its arguments, and what numpy says of its result.
+    """A computation, its arguments, and its result as NumPy computes it.
 
     Attributes:
-        make: builds the computation.
-        args: from a number of clients to the arguments.
-        expected: from a number of clients to the result.
-        needs_clients: there is no result without clients.
+        make: Function that builds the computation.
+        args: Function from a number of clients to the arguments.
+        expected: Function from a number of clients to the result.
+        needs_clients: Whether there is no result without clients.
     """
 
     make: Callable[[], Any]
@@ -217,7 +217,7 @@ def nothing(_: int) -> tuple[Any, ...]:
 
 
 def all_equal_map() -> Any:
-    """Return a call of map_all_equal, which federated_language writes nowhere."""
+    """Return a call of map_all_equal, which federated_language never makes itself."""
     block = flf.create_federated_map_all_equal(
         double.to_compiled_building_block(), flf.Reference("x", ALL_EQUAL)
     )
@@ -244,7 +244,7 @@ def all_equal_map_of_a_lambda() -> Any:
 
 
 def with_a_name() -> Any:
-    """Return a call of a lambda that takes, and returns, a structure with a name."""
+    """Return a call of a lambda. Argument and result are structures with a name."""
     named = at_clients([("a", np.float32)], all_equal=True)
     same = federated_computation(lambda x: x, named)
 
@@ -256,7 +256,10 @@ def with_a_name() -> Any:
 
 
 def value_of_an_argument(placement: Any) -> Any:
-    """Return a call of federated_value, which warns of all but literals."""
+    """Return a call of federated_value without a literal.
+
+    `fl.federated_value` would warn of this value.
+    """
     member = fl.to_type(MODEL)
     block = flf.create_federated_value(flf.Reference("x", member), placement)
     return flf.ConcreteComputation.from_building_block(flf.Lambda("x", member, block))
@@ -265,13 +268,11 @@ def value_of_an_argument(placement: Any) -> Any:
 def aggregate(
     clients: fl.FederatedType, partial: Any, zero: Callable[[], Any], *steps: Any
 ) -> Callable[[], Any]:
-    """Return what makes an aggregation to partials, which are its result.
+    """Return a function that makes an aggregation whose result is the merged partial.
 
-    Args:
-        clients: what is aggregated.
-        partial: the type of a partial.
-        zero: returns the first partial.
-        *steps: functions of TensorFlow that accumulate, and that merge.
+    `clients` is the type of clients' values, `partial` is the type of a partial, and
+    `zero` returns the first partial. `steps` are two TensorFlow functions, which
+    accumulate and merge.
     """
 
     def make() -> Any:
@@ -302,7 +303,7 @@ def merge_names(x: Any, y: Any) -> Any:
 
 
 def modular_sum(member: Any, modulus: Any) -> Callable[[], Any]:
-    """Return what makes a call that TensorFlow Federated writes."""
+    """Return a function that makes a modular sum as TensorFlow Federated writes it."""
 
     def make() -> Any:
         clients = flf.Reference("x", at_clients(member))
@@ -915,10 +916,10 @@ A_FEW = (
     "a round with a state",  # broadcast, map, sum, maximum, and work at the server
     "structures of placed and unplaced values",  # the verbs of structures
 )
-"""One case of each family of intrinsics, and of the verbs of an executor.
+"""One case of each family of intrinsics, and of each method of an executor.
 
-Three leaves and `create_context` run every case. A way that is made of the same parts,
-differently set, runs these: they reach each of its parts.
+A stack of three leaves and a context of `create_context` run every case. Other stacks
+and contexts have the same parts, so they run only these cases.
 """
 
 

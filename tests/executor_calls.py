@@ -1,4 +1,4 @@
-"""How tests call computations on executors, on an event loop for each step."""
+"""Calls of executors, each on a new event loop."""
 
 import asyncio
 from typing import Any
@@ -7,17 +7,17 @@ import federated_language as fl
 
 
 def embed(executor: fl.framework.Executor, value: Any, type_spec: Any = None) -> Any:
-    """Return a value that `create_value` embeds."""
+    """Embed a value in an executor."""
     return asyncio.run(executor.create_value(value, type_spec))
 
 
 def computed(value: fl.framework.ExecutorValue) -> Any:
-    """Return what an embedded value computes to."""
+    """Return the value of an embedded value."""
     return asyncio.run(value.compute())
 
 
 async def invoke(executor: fl.framework.Executor, comp: Any, arg: Any = None) -> Any:
-    """Return what a function computes of an argument, both embedded here."""
+    """Embed a computation and its argument, call it, and return the result's value."""
     function = await executor.create_value(comp)
     type_spec: Any = function.type_signature
     argument = None

@@ -33,22 +33,20 @@ StackFor = Callable[..., fl.framework.Executor]
 EACH_BACKEND = pytest.mark.parametrize(
     "build", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
 )
-"""For tests that `build` contexts; see `tests/contexts/conftest.py`."""
+"""Runs a test on each backend, with the fixture `build` of `contexts/conftest.py`."""
 
 
 def report_of(context: ExecutionContext) -> RoundReport:
-    """Return what the latest call of a context cost; there was one."""
+    """Return the report of a context's latest call. There must have been one."""
     assert context.last_report is not None
     return context.last_report
 
 
 def run_script(*arguments: str | pathlib.Path, timeout_s: float, **env: str) -> Any:
-    """Run Python in a process of its own; return what its last line says, in JSON.
+    """Run Python with these arguments in a new process, with more variables `env`.
 
-    Args:
-        *arguments: of Python: a script and what it takes, say.
-        timeout_s: of the process.
-        **env: variables beside those of this process.
+    Returns the value of the last line of its output, which must be JSON. Raises an
+    error if the process fails, or runs for over `timeout_s` seconds.
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
@@ -62,28 +60,29 @@ def run_script(*arguments: str | pathlib.Path, timeout_s: float, **env: str) -> 
 
 
 class Seen(list[events.Event]):
-    """A sink that keeps what happened."""
+    """An event sink that is the list of all its events."""
 
     def on_event(self, event: events.Event) -> None:
         self.append(event)
 
 
-devices.set_threads(1)  # as workers have: before any test runs TensorFlow
-devices.split_cpu(2)  # as local contexts of two workers have
+# Both must happen before any test runs TensorFlow.
+devices.set_threads(1)  # as in workers
+devices.split_cpu(2)  # as in local contexts of two workers
 
 NUM_CPUS = 16
-"""More than the machine may have: for pools that are kept, stacks, and contexts that
-tests open. Ray warns of more processes than these."""
+"""Number of CPUs that Ray assumes. It is enough for kept pools, executor stacks and the
+contexts that tests open. Ray warns if there are more processes than CPUs."""
 
 KEPT_WORKERS = 5
-"""How many workers the pools that are kept may have: one of two, and one of three."""
+"""Maximum number of workers of all kept pools, for example one of two, one of three."""
 
 _logger = logging.getLogger(__name__)
 
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A Ray of the test session's own."""
+    """A local Ray that all tests of a session share."""
     ray.init(
         address="local",
         num_cpus=NUM_CPUS,
@@ -96,30 +95,30 @@ def ray_cluster() -> Iterator[None]:
 
 
 class RayMemory:
-    """What Ray holds for this process, and held as the test began."""
+    """Measures how many objects and bytes a test leaves in Ray."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Take what is held now for what is held as the test began."""
+        """Start the measurement: objects that exist now do not count."""
         gc.collect()
         self._references = self.rest(self.num_references)
         self._stored = self.rest(self.stored_bytes)
 
     def left(self) -> tuple[int, int]:
-        """Return how many objects and bytes came, once none did, or after a while.
+        """Return the number of new objects, and their bytes.
 
-        What tests before left, the store of a dataset of Ray Data say, does not count.
+        This waits for a minute until there are none.
         """
         references = self.settle(self.num_references, self._references)
         stored = self.settle(self.stored_bytes, self._stored)
         return max(0, references - self._references), max(0, stored - self._stored)
 
     def num_references(self) -> int:
-        """Return how many objects this process has a share in, as lineage too.
+        """Return the number of objects that this process refers to, also by lineage.
 
-        But for the result of the call by which a pool follows each of its workers.
+        A pool has one running call of each worker. The results of these do not count.
         """
         core: Any = worker.global_worker
         actors = cast("Any", ray_state).actors().values()
@@ -128,7 +127,7 @@ class RayMemory:
         return len(core.core_worker.get_all_reference_counts()) - num_followed
 
     def stored_bytes(self) -> int:
-        """Return what all objects of the node's store take."""
+        """Return the bytes of all objects in the node's object store."""
         (node,) = ray.nodes()
         stats: Any = internal_api.node_stats(
             node["NodeManagerAddress"], node["NodeManagerPort"]
@@ -136,9 +135,9 @@ class RayMemory:
         return stats.store_stats.object_store_bytes_used
 
     def settle(self, measure_now: Callable[[], int], target: int) -> int:
-        """Return a measure once it is down at its target, or after a while.
+        """Return a measure once it is at most `target`, or after a minute.
 
-        What Ray holds is logged then, and by which process.
+        In the second case, this logs all objects in Ray, with their processes.
         """
         deadline = time.monotonic() + 60
         while measure_now() > target:
@@ -146,11 +145,11 @@ class RayMemory:
                 here = ray.get_runtime_context().gcs_address  # not another's Ray
                 _logger.error(internal_api.memory_summary(here, stats_only=False))
                 break
-            time.sleep(0.1)  # Ray frees what nobody needs a little later
+            time.sleep(0.1)  # Ray frees objects with a delay
         return measure_now()
 
     def rest(self, measure_now: Callable[[], int]) -> int:
-        """Return a measure once it is the lowest for two seconds."""
+        """Return a measure once it has not become lower for two seconds."""
         lowest, since_s = measure_now(), time.monotonic()
         while time.monotonic() < since_s + 2:
             time.sleep(0.1)
@@ -161,19 +160,19 @@ class RayMemory:
 
 @pytest.fixture
 def ray_memory(ray_cluster: None) -> RayMemory:
-    """Measures of the session's Ray, once what tests before left is collected.
+    """A `RayMemory` of the session's Ray, begun after a garbage collection.
 
-    What a test measures itself is to be freed without the collector.
+    The objects of the test itself must be freed without the garbage collector.
     """
     return RayMemory()
 
 
 @pytest.fixture(scope="session")
 def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
-    """Contexts on the session's Ray; those of the same workers share one pool.
+    """A function from settings to a context on the session's Ray.
 
-    Pools of other settings are kept, the latest ones, as far as they fit: one takes ten
-    seconds to start. One context is open at a time.
+    A call closes the former context. Contexts with equal workers use the same pool,
+    because a pool takes ten seconds to start. The latest pools are kept open.
     """
     kept: list[tuple[ray_fed.Config, Session]] = []
     latest: list[ExecutionContext] = []
@@ -215,7 +214,7 @@ def _count(config: ray_fed.Config) -> int:
 
 @pytest.fixture(scope="session")
 def ray_executors(ray_cluster: None) -> Iterator[RayExecutorFactory]:
-    """Stacks without subrounds on two workers, small enough beside any other pool."""
+    """A factory of executor stacks on two small workers."""
     workers = ray_fed.Workers(count=2, num_cpus=0.5)
     with RayExecutorFactory(ray_fed.Config(workers=workers)) as factory:
         yield factory
@@ -223,7 +222,7 @@ def ray_executors(ray_cluster: None) -> Iterator[RayExecutorFactory]:
 
 @pytest.fixture
 def local_contexts() -> Iterator[ContextFactory]:
-    """Contexts on threads of this process, closed at the end of the test."""
+    """A function from settings to a context on threads, which the fixture closes."""
     contexts: list[ExecutionContext] = []
 
     def build(**settings: Any) -> ExecutionContext:
@@ -238,7 +237,7 @@ def local_contexts() -> Iterator[ContextFactory]:
 
 @pytest.fixture
 def local_stack_for() -> Iterator[StackFor]:
-    """Builds local stacks, each over leaves on threads of its own."""
+    """A function that builds an executor stack on threads, which the fixture closes."""
     built: list[fl.framework.Executor] = []
 
     def build(
@@ -257,19 +256,19 @@ def local_stack_for() -> Iterator[StackFor]:
 
 @pytest.fixture(autouse=True)
 def _no_default_context() -> Iterator[None]:
-    """Leave no context installed behind a test."""
+    """Uninstall the default context after each test."""
     yield
     fl.framework.set_no_default_context()
 
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[str]:
-    """A real S3 server of this process, and the variables that lead to it."""
+    """The URL of an S3 server in this process. Environment variables lead to it."""
     import boto3
     import s3fs
     from moto.server import ThreadedMotoServer
 
-    s3fs.S3FileSystem.clear_instance_cache()  # it remembers another server's address
+    s3fs.S3FileSystem.clear_instance_cache()  # has the address of an earlier server
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -286,7 +285,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file system of 64 KiB."""
+    """A folder on a file system of 64 KiB. Needs the rights to mount."""
     mounted = tmp_path / "disk"
     mounted.mkdir()
     mount = shutil.which("mount")

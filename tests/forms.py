@@ -1,4 +1,4 @@
-"""Parts of a mergeable form that sums clients, for tests of what takes forms."""
+"""The parts of a mergeable form that sums clients' numbers."""
 
 from typing import Any
 
@@ -10,8 +10,7 @@ from ray_fed import tensorflow as rtf
 def sum_parts(dtype: Any) -> tuple[Any, Any, Any]:
     """Return `up_to_merge`, `merge` and `after_merge` of a sum of clients' numbers.
 
-    Args:
-        dtype: of the numbers, of numpy.
+    The numbers have the NumPy type `dtype`.
     """
     at_clients = fl.FederatedType(dtype, fl.CLIENTS)
 

@@ -1,7 +1,8 @@
-"""Tells of the graphs that TensorFlow runs: by an `EagerTFExecutor`, or outside of one.
+"""Records which graphs TensorFlow runs, and which subrounds are evaluated.
 
-Also of each subround that a worker or a strategy evaluates. It is told in lines of a
-file, so that a test reads what other processes did.
+A record is a line of a file, so that a test can read the records of other processes:
+"graph inside" for a graph that an `EagerTFExecutor` runs, "graph outside" for any other
+graph, and "subround".
 """
 
 import contextvars
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "GRAPH_CALLS_FILE"
-"""Environment variable: the file to append to."""
+"""Environment variable with the path of the file."""
 
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("inside", default=False)
 
@@ -48,7 +49,7 @@ def _marked(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tell_of_subrounds() -> None:
-    """Tell of each subround that is evaluated in this process."""
+    """Record each subround that is evaluated in this process."""
     from ray_fed.plan import plans
     from ray_fed.worker import evaluation
 
@@ -64,7 +65,7 @@ def tell_of_subrounds() -> None:
 
 
 def tell_of_graphs() -> None:
-    """Tell of each graph that runs in this process."""
+    """Record each graph that runs in this process."""
 
     from ray_fed.executors.eager_tf import EagerTFExecutor
     from ray_fed.tensorflow.kernels.server_kernels import KernelCache
@@ -89,7 +90,7 @@ def tell_of_graphs() -> None:
 
 
 def in_ray_process() -> None:
-    """Tell of what a process of Ray does; workers alone load TensorFlow."""
+    """Record subrounds and, once TensorFlow is loaded, graphs in a process of Ray."""
     from ray_fed.cluster.ray_strategy import RayFederatingStrategy
     from ray_fed.cluster.worker_actor import LeafWorker
 

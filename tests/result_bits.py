@@ -1,4 +1,4 @@
-"""The bits of results, to compare them."""
+"""Compares results bit by bit."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Contexts on a session that outlives them, for tests that hold its pool."""
+"""Contexts on a session that stays open, so that tests can use one pool."""
 
 import ray_fed
 from ray_fed.cluster.session import Session
@@ -6,7 +6,7 @@ from ray_fed.contexts.execution_context import Backend, ExecutionContext
 
 
 def context_over(session: Session, config: ray_fed.Config) -> ExecutionContext:
-    """Return a context on the workers of a session, which stays open after it."""
+    """Return a context on a session's workers. Its `close` leaves the session open."""
     backend = Backend(
         session.runners(),
         session.count_workers,

@@ -1,4 +1,4 @@
-"""Stages and kernels of computations, for tests of what runs them."""
+"""Stages and kernels of computations."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ray_fed.compiler.split import compile_to_chain
 
 
 def summed(work: Any) -> Any:
-    """Return the computation that sums what clients' work comes to."""
+    """Return a computation that maps `work` over clients, and sums the results."""
 
     @fl.federated_computation(
         fl.FederatedType(work.type_signature.parameter, fl.CLIENTS)
@@ -23,13 +23,13 @@ def summed(work: Any) -> Any:
 
 
 def stage_of(comp: Any) -> Stage:
-    """Return the one stage of a computation."""
+    """Return the stage of a computation that has only one."""
     (stage,) = compile_to_chain(comp).stages
     return stage
 
 
 def kernel_of(comp: Any) -> plans.Kernel:
-    """Return the kernel of the one stage of a computation."""
+    """Return the kernel of a computation that has only one stage."""
     kernel = fuse(stage_of(comp).up_to_merge)
     assert isinstance(kernel, plans.Kernel)
     return kernel

@@ -1,12 +1,12 @@
-"""Programs whose results stay the same bits, and whose graphs keep their identities.
+"""Programs whose results and graph identities must not change between commits.
 
-    python -m tests.stored_results      stores what this commit computes
+    python -m tests.stored_results      stores the results of this commit
 
-The digests are in `stored_results.json`; `contexts/test_stored_results` compares them,
-wherever the programs run. A change of the library must not change them: draws hang on
-the identities of graphs, and runs are resumed by them. Store them again only with a
-reason why a bit had to change, which the commit names. Only public names are used here,
-so that this module runs at any commit.
+The file `stored_results.json` has a digest of each result, and `contexts/
+test_stored_results` compares the digests. The identities of graphs decide random
+numbers, and a resumed run compares identities. If a bit has to change, store the
+digests again, and give the reason in the commit. This module uses only public names, so
+that it runs at any commit.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -39,19 +39,19 @@ SETTINGS: Mapping[str, Any] = {
     "clients_per_leaf": 3,
     "default_num_clients": NUM_CLIENTS,
 }
-"""What bits hang on: five leaves. All else in the settings may be what it will."""
+"""The settings on which the bits of results depend. They give five leaves."""
 
 Invoke = Callable[[Any, Any], Any]
-"""From a computation and its argument to the result; `invoke` of a context."""
+"""Function from a computation and its argument to the result, such as a context's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Calls of computations on arguments, small enough to run by the dozen.
+    """A few calls of computations on small arguments.
 
     Attributes:
-        computations: that are called.
-        run: from `invoke` to the results.
+        computations: Computations that the program calls.
+        run: Function from an `Invoke` to the results of all calls.
     """
 
     computations: Sequence[Any]
@@ -60,18 +60,18 @@ class Program:
 
 PROGRAMS: dict[str, Callable[[], Program]] = {}
 HANG_ON: dict[str, tuple[str, ...]] = {}
-"""The facts of `environment` without which a program may have other bits, by name."""
+"""For each program, the keys of `environment` on which its bits depend."""
 
 DRAWS = ("tensorflow",)
-"""What programs that draw hang on: TensorFlow's graphs key the draws."""
+"""Keys for programs with random numbers, which depend on TensorFlow's graphs."""
 FLOATS = ("tensorflow", "instruction_set")
-"""What floats hang on that are more than sums, products and quotients in an order."""
+"""Keys for floats, unless they are only sums, products and quotients in an order."""
 LEARNING = ("keras", *FLOATS)
 IDENTITIES = ("tensorflow", "keras", "federated_language")
 
 
 def _program(*facts: str) -> Callable[[Callable[[], Program]], Callable[[], Program]]:
-    """Register what builds a program under the name of the function, in words."""
+    """Register a function that builds a program, under its name as words."""
 
     def register(build: Callable[[], Program]) -> Callable[[], Program]:
         name = build.__name__.strip("_").replace("_", " ")
@@ -83,7 +83,7 @@ def _program(*facts: str) -> Callable[[Callable[[], Program]], Callable[[], Prog
 
 
 def _calls(comp: Any, *arguments: Any) -> Program:
-    """Return two calls of a computation: the second draws other numbers."""
+    """Return two calls of a computation, which draw different random numbers."""
     argument = arguments[0] if len(arguments) == 1 else arguments or None
     return Program([comp], lambda invoke: [invoke(comp, argument) for _ in range(2)])
 
@@ -115,7 +115,7 @@ RECORDS = [
     for x in NUMBERS
 ]
 LARGE = 2**40
-"""Above all whole numbers that are drawn."""
+"""Bound of all random integers, exclusive."""
 
 
 def _drawn(*shape: int) -> Any:
@@ -130,9 +130,6 @@ def _add(x: Any, y: Any) -> Any:
 @rtf.computation(np.int32)
 def _triple(x: Any) -> Any:
     return x * 3
-
-
-# Sums, structures, and the verbs of a computation.
 
 
 @_program()
@@ -307,11 +304,8 @@ def large_values() -> Program:
     return _calls(run, rows, rows[4])
 
 
-# The merge tree, and stages.
-
-
 def _parenthesised(values: Any) -> Any:
-    """Aggregate numbers to a text that shows in which order they were merged."""
+    """Aggregate numbers to a text that shows the order of accumulations and merges."""
     zero = collections.OrderedDict(text="", count=0)
     partial = fl.to_type(collections.OrderedDict(text=np.str_, count=np.int32))
 
@@ -389,14 +383,12 @@ def form_written_by_hand() -> Program:
     return Program(parts, lambda invoke: invoke(form, NUMBERS))
 
 
-# Selections.
-
 TABLE = fl.TensorType(np.int32, [8, 2])
 ROWS = np.arange(16, dtype=np.int32).reshape(8, 2) ** 3
 
 
 def _selection(gather: Any, *, computes_keys: bool) -> Program:
-    """Return sums of the rows that keys select, keys of the argument or computed."""
+    """Return a program that sums rows of a table, which clients' keys select."""
 
     @rtf.computation(fl.SequenceType(fl.TensorType(np.int64, [2])))
     def add_up(rows: Any) -> Any:
@@ -441,9 +433,6 @@ def selection_by_keys_that_clients_compute() -> Program:
 @_program(*DRAWS)
 def selection_that_draws() -> Program:
     return _selection(_row_and_draw, computes_keys=False)
-
-
-# Draws.
 
 
 @_program(*DRAWS)
@@ -571,9 +560,6 @@ def functions_and_products_of_floats() -> Program:
     return _calls(run, FLOAT_NUMBERS, np.linspace(-1, 1, 4, dtype=np.float32))
 
 
-# Datasets and sequences.
-
-
 def _of_datasets(work: Any, element: Any = np.int32) -> Any:
     comp = rtf.computation(work, fl.SequenceType(element))
 
@@ -678,11 +664,8 @@ def partials_without_elements() -> Program:
     return _calls(run, NUMBERS, structures)
 
 
-# Learning.
-
-
 def batches() -> list[Any]:
-    """Return what seven clients learn from."""
+    """Return the training data of seven clients, as lists of batches."""
     generator = np.random.default_rng(3)
     sizes = [[4, 4, 1], [2], [7, 7, 3], [5], [1, 1], [8], [3, 2]]
     return [
@@ -699,7 +682,7 @@ def batches() -> list[Any]:
 
 @functools.cache
 def model() -> learning.Model:
-    """Return a linear model whose dropout draws."""
+    """Return a linear model with dropout."""
     dense = keras.layers.Dense(1)
     layers = [keras.Input((3,)), keras.layers.Dropout(0.5, seed=1), dense]
     keras_model = keras.Sequential(layers)
@@ -752,12 +735,12 @@ ALGORITHMS: Mapping[str, Callable[[], learning.LearningProcess]] = {
 
 @functools.cache
 def process_of(name: str) -> learning.LearningProcess:
-    """Return the process of an algorithm; one for all who ask, as it takes seconds."""
+    """Return the process of an algorithm, cached because it takes seconds to build."""
     return ALGORITHMS[name]()
 
 
 def _rounds(name: str) -> Program:
-    """Return three rounds: state, clients' values and metrics after each."""
+    """Return three rounds, with the state, clients' values and metrics of each."""
     process = process_of(name)
 
     def run(invoke: Invoke) -> Any:
@@ -789,11 +772,8 @@ def evaluation() -> Program:
     )
 
 
-# Digests.
-
-
 def _parts(value: Any) -> Iterator[bytes]:
-    """Yield all of a result: names, numbers of members, dtypes, shapes and bytes."""
+    """Yield names, numbers of members, dtypes, shapes and bytes of a result."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     match value:
@@ -817,7 +797,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def digest_of(value: Any) -> str:
-    """Return the SHA-256 of a result: equal where it is the same to the bit."""
+    """Return the SHA-256 of all bits of a result."""
     digest = hashlib.sha256()
     for part in _parts(value):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -825,13 +805,13 @@ def digest_of(value: Any) -> str:
 
 
 def identities_of(name: str) -> list[str]:
-    """Return the identities of a program's computations, on which its draws hang."""
+    """Return the identities of a program's graphs, which key its random numbers."""
     return [rtf.identify_computation(comp) for comp in PROGRAMS[name]().computations]
 
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """Return what bits hang on beside settings."""
+    """Return the versions and the CPU properties on which bits depend."""
     with ray_fed.create_context(ray_fed.Config(backend="local")) as context:
         PROGRAMS["order of sums"]().run(context.invoke)
         report = context.last_report

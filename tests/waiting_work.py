@@ -1,4 +1,4 @@
-"""Work in graphs that says that it runs, and waits to be let go."""
+"""Clients' work that records that it runs, and waits until a test lets it continue."""
 
 import pathlib
 from typing import Any
@@ -6,16 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 GO = "go"
-"""The file that lets work go on."""
+"""Name of the file whose existence lets the work continue."""
 
 
 def mark(x: Any, folder: pathlib.Path, name: Any) -> Any:
-    """Return a value, once a file says that work runs.
+    """Return `x` inside a graph, after a file is written that records the run.
 
-    Args:
-        x: the value.
-        folder: of the file.
-        name: what the name of the file begins with; it ends with the time.
+    The file is in `folder`. Its name is `name`, followed by the time.
     """
     now = tf.strings.as_string(tf.timestamp(), precision=9)
     path = tf.strings.join([str(folder), "/", name, "-", now])
@@ -24,7 +21,7 @@ def mark(x: Any, folder: pathlib.Path, name: Any) -> Any:
 
 
 def count_marks(folder: pathlib.Path, num_clients: int) -> list[int]:
-    """Return how often each client ran, whose files begin with its number."""
+    """Return how often each client ran, from files that `mark` named by the client."""
     found = [int(path.name.split("-")[0]) for path in folder.glob("*-*")]
     return [found.count(client) for client in range(num_clients)]
 
@@ -32,18 +29,15 @@ def count_marks(folder: pathlib.Path, num_clients: int) -> list[int]:
 def mark_and_wait(
     x: Any, folder: pathlib.Path, name: Any, *, is_waiting: Any = True
 ) -> Any:
-    """Do what `mark` does with a number, once there is the file `GO` beside its own.
+    """Call `mark`, and return `x` (int32[]) once `folder` has a file `GO`.
 
-    Args:
-        x: the number, int32[].
-        folder: of the files.
-        name: see `mark`.
-        is_waiting: whether to wait at all.
+    If `is_waiting` is false, return at once.
     """
     begun = mark(x, folder, name)
 
     def waits(_: Any) -> Any:
-        # With the time in it: a graph may look for a constant pattern but once.
+        # The pattern depends on the time, because a graph may evaluate a constant
+        # pattern only once.
         pattern = tf.where(tf.timestamp() > 0.0, str(folder / GO), "")
         gone = tf.size(tf.io.matching_files(pattern)) > 0
         return tf.logical_and(is_waiting, ~gone)

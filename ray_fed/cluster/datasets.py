@@ -1,10 +1,8 @@
-"""Clients of a Ray dataset, and CPUs for the tasks of Ray Data beside workers.
+"""Reads clients from a Ray dataset, and runs Ray Data only while a CPU is free.
 
-Rows are sorted by client once. The sorted blocks stay in the object store.
-
-A worker holds its CPUs for as long as its pool lives. If workers hold all CPUs, a task
-of Ray Data waits until a pool ends or a node joins, which never happens in most
-programs. So this module checks that a CPU is free before such a task begins.
+A ray_fed worker is an actor that holds its CPUs until its pool ends. If workers hold
+all CPUs, a task of Ray Data would wait forever in most programs. So this module checks
+for a free CPU before and while Ray Data runs.
 """
 
 import asyncio
@@ -37,27 +35,28 @@ from ray_fed.imports import pyarrow
 _T = TypeVar("_T")
 
 _GROW_S = 300.0
-"""Seconds to wait for a free CPU in a cluster that this process joined. A node may join
-it, or the program of another pool may end. No node joins a Ray started here."""
+"""Seconds to wait for a free CPU in a cluster that this process joined. Meanwhile a
+node may join the cluster, or another program may end its pool."""
 
 _POLL_S = 0.5
 
 _ANSWER_S = 20.0
-"""Seconds that Ray may take to return its table of actors."""
+"""Seconds that Ray may take to return its table of actors. Ray itself ends a process
+that waits a minute, for example because another thread called `ray.shutdown`."""
 
 _LEAVE_S = 10.0
-"""Seconds that stopped work may take to end."""
+"""Seconds to wait for the end of a thread that was stopped."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskCpus:
-    """The CPUs of the live nodes of a cluster.
+    """The CPUs of a cluster's live nodes, and how many ray_fed workers leave free.
 
     Attributes:
-        num_workers: Number of workers of all pools, including workers that wait for
-            CPUs.
+        total: Number of CPUs of the live nodes.
+        num_workers: Number of workers of all pools, also workers that wait for CPUs.
         num_left: Number of one-CPU tasks that fit once all workers have started.
         may_grow: Whether nodes may join the cluster.
     """
@@ -68,10 +67,11 @@ class TaskCpus:
     may_grow: bool
 
     def check(self, label: str, since_s: float | None) -> float | None:
-        """Return since when no CPU is left for tasks, or None if one is left.
+        """Return the time since which tasks have had no CPU, or None if one is free.
 
-        `since_s` is the previous result, None at first. Raises ResourceError after
-        `_GROW_S` seconds, or at once if no node may join the cluster.
+        `label` names the waiting work in messages. `since_s` is the result of the last
+        check, or None. Raises ResourceError if no CPU was free for `_GROW_S` seconds,
+        or if no CPU is free and no node may join the cluster.
         """
         if self.num_left >= 1 or not self.num_workers:
             return None
@@ -117,7 +117,7 @@ def read() -> TaskCpus:
 
 
 def _read_workers() -> list[tuple[str, float]]:
-    """Return each worker's node and CPUs. An unplaced worker has the node ""."""
+    """Return each worker's node id and CPUs. An unplaced worker has the id ""."""
     # `asyncio.run` needs a thread without an event loop, and notebooks run one.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         actors = thread.submit(asyncio.run, _read_actors()).result()
@@ -129,17 +129,11 @@ def _read_workers() -> list[tuple[str, float]]:
 
 
 async def _read_actors() -> Mapping[Any, Any]:
-    """Return Ray's table of actors.
-
-    Ray ends a process that waits a minute for this table, for example because another
-    thread called `ray.shutdown`. So the timeout is shorter.
-    """
     client = joining.connected_worker().gcs_client
     return await client.async_get_all_actor_info(timeout=_ANSWER_S)
 
 
 def _count_cpus(resources: Mapping[str, float]) -> float:
-    """Return the CPUs that an actor asks for, inside or outside a placement group."""
     names = [name for name in resources if name == "CPU" or "CPU_group_" in name]
     # Ray lists the CPUs of one bundle of a group under two names.
     return max((resources[name] for name in names), default=0.0)
@@ -150,11 +144,11 @@ def run_tasks(
     label: str,
     read_cpus: Callable[[], TaskCpus] = read,
 ) -> _T:
-    """Run work that waits for Ray tasks of one CPU each, and return its result.
+    """Run a function that waits for one-CPU Ray tasks, and return its result.
 
-    The work runs on a thread of its own. It does not begin while workers leave no CPU
-    for tasks. If workers take the last CPU later, `SystemExit` is raised on its thread.
-    Both cases raise ResourceError for the caller.
+    `work` starts on a thread of its own once a CPU is free. If workers take the last
+    CPU while `work` runs, that thread is stopped by a `SystemExit`. In both cases, this
+    function raises the ResourceError of `TaskCpus.check`. `label` names `work`.
     """
     since_s = None
     while (since_s := read_cpus().check(label, since_s)) is not None:
@@ -175,10 +169,8 @@ def run_tasks(
 
 
 def _stop(thread: threading.Thread) -> None:
-    """Raise `SystemExit` on a thread at its next step, and wait a while for its end.
-
-    Ray Data waits in short steps, so it soon sees the error and cancels its tasks.
-    """
+    # Python raises this at the thread's next step. Ray Data waits in short steps, so it
+    # soon sees the error and cancels its tasks.
     number = ctypes.c_ulong(thread.ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
     thread.join(_LEAVE_S)
@@ -193,21 +185,26 @@ def _run(work: Callable[[], _T], done: concurrent.futures.Future[_T]) -> None:
 
 @ray.remote(num_cpus=0)
 def pick_column(block: Any, column: str) -> Any:
-    """Return an Arrow table with one column of a block of a dataset."""
+    """Return one column of a dataset's block, as an Arrow table. This is a Ray task."""
     return block.select([column])
 
 
 @ray.remote(num_cpus=0)
 def count_rows(block: Any) -> tuple[int, Any]:
-    """Return the number of rows of a block of a dataset, and its schema."""
+    """Return a dataset block's number of rows and Arrow schema. This is a Ray task."""
     return block.num_rows, block.schema
 
 
 class DatasetBlocks(TableRows):
-    """The rows of a dataset, grouped by client.
+    """The rows of a Ray dataset, grouped by client.
 
-    The dataset is read and sorted at once. Its blocks stay in the object store for as
-    long as this object lives.
+    The constructor reads and sorts the dataset. The sorted blocks stay in the object
+    store for as long as this object lives.
+
+    Args:
+        dataset: A `ray.data.Dataset`.
+        ids: Column of client ids by which rows are sorted.
+        columns: Names of the columns to read.
     """
 
     label = "the dataset"
@@ -219,9 +216,9 @@ class DatasetBlocks(TableRows):
             )
         if ray_client.is_connected():
             raise errors.UnsupportedError(
-                "Expected a process of the cluster for a dataset of Ray Data, found one"
-                " that joined it by Ray's client (`ray://`): run the program by `ray"
-                " job submit`, or read files, as by ClientData.from_parquet."
+                "Expected a process of the cluster for a dataset of Ray Data, found a"
+                " process that uses Ray's client (`ray://`): run the program by `ray"
+                " job submit`, or read files, for example by ClientData.from_parquet."
             )
         names = list(dict.fromkeys(columns))
         self._job: Job | None = Job.current()
@@ -272,9 +269,9 @@ class DatasetBlocks(TableRows):
         return self.__dict__ | {"_ids": [], "_job": None}
 
     def read_ids(self, column: str) -> list[Any]:
-        """Return the ids of all rows, in order, as Arrow arrays.
+        """Return the client ids of all rows, in order, as Arrow arrays, only once.
 
-        Only the first call returns them: it then forgets the columns of ids.
+        The call frees the ids, so a second call returns an empty list.
         """
         references, self._ids = self._ids, []
         return [

@@ -1,4 +1,6 @@
-"""Executor stacks over workers that a factory holds, without subrounds.
+"""Builds executors that run on Ray workers, for contexts of federated_language.
+
+An executor stack from `RayExecutorFactory`, from the outermost executor inwards:
 
 ReferenceResolvingExecutor
 FederatingExecutor --------- RayFederatingStrategy
@@ -27,12 +29,13 @@ flf = fl.framework
 class RayExecutorFactory(flf.ExecutorFactory):
     """Builds executor stacks over Ray for `fl.framework.SyncExecutionContext`.
 
-    Computations are interpreted as they were written, over the whole cohort. They run
-    on workers that the factory holds until it is closed. If a worker dies, the factory
-    replaces it. The values on that worker are computed again when they are next needed.
+    Computations are interpreted operation by operation, over all clients at once. They
+    run on workers that the factory holds until it is closed. If a worker dies, the
+    factory replaces the worker. Values on that worker are computed again when they are
+    next needed.
 
-    Work fails if it loses more workers than `config.retry` allows. It also fails if
-    there is no room for its worker within `workers.wait_timeout_s`.
+    A computation fails if it loses more workers than `config.retry` allows. It also
+    fails if the cluster has no room for a worker within `workers.wait_timeout_s`.
 
     Args:
         config: The settings. Only `workers`, `retry`, `seed`, `clients_per_leaf`,
@@ -40,8 +43,8 @@ class RayExecutorFactory(flf.ExecutorFactory):
         address: Address of Ray, as for `ray_fed.init`.
 
     Raises:
-        ClusterError: There is no cluster at the address.
-        ResourceError: The cluster has less than `workers` asks for.
+        ClusterError: No cluster is at the address.
+        ResourceError: The cluster lacks resources that `config.workers` asks for.
     """
 
     def __init__(
@@ -56,12 +59,12 @@ class RayExecutorFactory(flf.ExecutorFactory):
         self._count = itertools.count()
 
     def executors(self) -> list[RemoteExecutor]:
-        """Return one executor for each worker, to build a custom stack from."""
+        """Return a new executor for each worker, for a custom executor stack."""
         return [RemoteExecutor(connection) for connection in self._connections]
 
     @override
     def create_executor(self, cardinalities: Any) -> flf.Executor:
-        """Return the stack for a number of clients. Equal numbers share a stack."""
+        """Return the stack for a number of clients. The factory owns the stack."""
         num_clients = cardinalities.get(fl.CLIENTS, self._config.default_num_clients)
         if num_clients not in self._stacks:
             self._stacks[num_clients] = self._build(num_clients)
@@ -79,7 +82,7 @@ class RayExecutorFactory(flf.ExecutorFactory):
 
     @override
     def clean_up_executor(self, cardinalities: Any) -> None:
-        """Close the stack for a number of clients, if any. The workers stay alive."""
+        """Close the stack for a number of clients, if it exists. Workers stay alive."""
         num_clients = cardinalities.get(fl.CLIENTS, self._config.default_num_clients)
         executor = self._stacks.pop(num_clients, None)
         if executor is not None:

@@ -1,8 +1,10 @@
-"""Sorts Ray's errors into classes, each with its budget, and finds their causes.
+"""Sorts Ray's errors into failure classes, and asks the cluster for their causes.
+
+A failure class has a budget: the number of its failures that one subround may have.
 
     class        cause                                          repeated
     crash        a process or node died, an object was lost     the worker's part
-    preemption   a node was taken away with notice              the worker's part
+    preemption   a node was removed after a notice              the worker's part
     memory       Ray killed the worker because memory ran       the worker's part
                  out, or TensorFlow could not allocate any
     hang         a worker ran for longer than                   the worker's part
@@ -10,9 +12,9 @@
     application  the user's computation raised an error         nothing
     fatal        an error that every attempt would meet         nothing
 
-`ray_strategy.WorkerConnection` repeats work whose worker is lost, and counts the losses
-of each class. Ray repeats a task whose own process is lost. `subround.Attempts` counts
-these runs too, so Ray's own limit, the sum of all budgets, never ends a subround.
+If a worker is lost, `ray_strategy.WorkerConnection` repeats the worker's part. If the
+process of the subround's task is lost, Ray repeats the task. `subround.Attempts` counts
+both. Ray's own limit is the sum of all budgets, so a budget is always spent first.
 """
 
 import contextlib
@@ -36,8 +38,8 @@ class Failure:
     """Why an attempt at a subround failed.
 
     Attributes:
-        failure_class: Class whose budget the failure counts against.
-        detail: Name of the worker, its node, and the event, in words.
+        failure_class: Class of the failure, see the module.
+        detail: Sentence that names the worker, its node and the cause.
         client_index: Index in the cohort of the client whose work failed, or None if it
             is unknown.
         cause_text: The worker's traceback, or "" if the worker could not report it.
@@ -57,7 +59,7 @@ LOST_ERRORS = (
     ray.exceptions.ObjectLostError,
     ray.exceptions.OutOfMemoryError,
 )
-"""Errors that a caller gets if a worker, its node or an object on it is lost."""
+"""Errors that Ray raises if a worker, its node or an object on the node is lost."""
 
 
 FATAL_ERRORS = (
@@ -69,15 +71,15 @@ FATAL_ERRORS = (
     ray.exceptions.ObjectStoreFullError,
     ray.exceptions.AuthenticationError,
 )
-"""Errors that another attempt would meet again."""
+"""Errors of Ray that another attempt would meet again."""
 
 
 _TROUBLE = (ray.exceptions.RayError, RuntimeError, ValueError)
-"""Errors of a query to the cluster. The failure then counts as a crash."""
+"""Errors that a query about a failure may raise. The failure then counts as a crash."""
 
 
 def classify(error: BaseException) -> FailureClass:
-    """Return the class whose budget the loss of a worker counts against."""
+    """Return the failure class of an error that Ray raised for a lost worker."""
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "memory"
     if getattr(error, "preempted", False):
@@ -86,10 +88,11 @@ def classify(error: BaseException) -> FailureClass:
 
 
 def find_cause(error: BaseException, worker: WorkerDescription | None) -> Failure:
-    """Ask the cluster why a worker was lost, and return the cause.
+    """Ask the cluster why a worker was lost, and return the failure.
 
-    Ray calls an actor that it restarts unavailable, whatever ended its process. Only
-    Ray's table of processes has the reason.
+    `error` is Ray's error. While Ray restarts an actor, the error only says that the
+    actor is unavailable. So this function searches Ray's table of ended processes for
+    `worker`. With None as `worker`, only the error decides.
     """
     failure_class, detail = classify(error), describe(error)
     if failure_class != "crash" or worker is None:
@@ -98,17 +101,18 @@ def find_cause(error: BaseException, worker: WorkerDescription | None) -> Failur
         for process in inventory.read_out_of_memory():
             node: str = process.worker_address.node_id.hex()
             if (node, process.pid) == (worker.node, worker.pid):
-                return Failure("memory", f"{detail} Ray ended it for want of memory.")
+                ended = "Ray ended the process because memory ran out."
+                return Failure("memory", f"{detail} {ended}")
         if worker.node in inventory.read_draining():
             return Failure("preemption", detail)
     return Failure(failure_class, detail)
 
 
 def find_cause_of_silence(submitted: float) -> Failure:
-    """Ask the cluster why the process of a task ended without an error.
+    """Ask the cluster why the process of this task ended before its present run.
 
-    When memory runs out, Ray ends the processes of tasks before the workers.
-    `submitted` is a `time.time`.
+    `submitted` is the `time.time` at which the task was submitted. When memory runs
+    out, Ray ends the processes of tasks before the processes of actors.
     """
     job: str = ray.get_runtime_context().get_job_id()
     gone = "the process that drove it is gone"
@@ -116,17 +120,18 @@ def find_cause_of_silence(submitted: float) -> Failure:
         for process in inventory.read_out_of_memory():
             is_later = process.end_time_ms > submitted * 1000
             if is_later and process.job_id.hex() == job:
-                return Failure("memory", f"{gone}: Ray ended it for want of memory")
+                return Failure("memory", f"{gone}: Ray ended it as memory ran out")
     return Failure("crash", gone)
 
 
 def check_budgets(
     lost: Sequence[Attempt], budgets: Mapping[str, int], last: Failure
 ) -> None:
-    """Raise an error if a subround has failed too often.
+    """Raise an error if a subround has had too many failures of the class of `last`.
 
-    The error is a DeadlineError if the subround hung too often, and a RetryBudgetError
-    otherwise. `lost` includes the latest attempt.
+    `lost` has all failed attempts, the latest one last. `budgets` has the number of
+    failures that each class may have. Raises DeadlineError for the class "hang", and
+    RetryBudgetError for the other classes.
     """
     failure_class = last.failure_class
     count = sum(attempt.ended == failure_class for attempt in lost)
@@ -147,18 +152,18 @@ def check_budgets(
 
 
 def is_loss(error: BaseException) -> bool:
-    """Return whether work that failed with this error may succeed elsewhere."""
+    """Return whether Ray lost a worker, so its work may succeed on another worker."""
     return isinstance(error, LOST_ERRORS) and not isinstance(error, FATAL_ERRORS)
 
 
 def describe(error: BaseException) -> str:
-    """Return Ray's message about a loss in one line."""
+    """Return an error's message in one line of at most 400 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:4])[:400] or type(error).__name__
 
 
 def unwrap(error: ray.exceptions.RayTaskError) -> BaseException:
-    """Return the original error that a task or actor method raised."""
+    """Return the error that the code of a task or actor method raised."""
     cause: object = error.cause
     while isinstance(cause, ray.exceptions.RayTaskError):
         cause = cause.cause
@@ -168,7 +173,10 @@ def unwrap(error: ray.exceptions.RayTaskError) -> BaseException:
 
 
 def final_error(error: BaseException) -> BaseException:
-    """Return the error that a caller of ray_fed gets for an error of a task."""
+    """Convert the error of a Ray task to the error that users get.
+
+    An error of the task's code is unwrapped. Ray's own errors become RetryBudgetErrors.
+    """
     if isinstance(error, ray.exceptions.RayTaskError):
         error = unwrap(error)
     if not isinstance(error, ray.exceptions.RayError):

@@ -25,15 +25,12 @@ _ACCELERATOR = "accelerator_type:"
 """Prefix of Ray's resource names for types of accelerators."""
 
 _ACCELERATOR_SHARE = 0.001
-"""Amount of this resource that Ray assigns to an actor. A node has 1."""
+"""Amount of an accelerator resource that Ray reserves for an actor. A node has 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Amounts:
-    """Amounts of the resources of a node or a cluster.
-
-    CPUs and GPUs may be fractions.
-    """
+    """CPUs, GPUs and memory of a node or a cluster. CPUs and GPUs may be fractions."""
 
     num_cpus: float
     num_gpus: float
@@ -41,7 +38,7 @@ class Amounts:
 
     @classmethod
     def of(cls, resources: Mapping[str, float]) -> "Amounts":
-        """Return the amounts in Ray's mapping of resources."""
+        """Return the amounts in a mapping from Ray's resource names to amounts."""
         amounts = (resources.get(name, 0.0) for name in ("CPU", "GPU", "memory"))
         return cls(*amounts)
 
@@ -55,7 +52,13 @@ class Amounts:
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """The live nodes of a cluster. No task or actor holds `free` now."""
+    """The resources of a cluster.
+
+    Attributes:
+        nodes: Address of each live node, with all resources of the node.
+        total: Resources of all nodes together.
+        free: Part of `total` that no task or actor holds now.
+    """
 
     nodes: tuple[tuple[str, Amounts], ...]
     total: Amounts
@@ -63,7 +66,11 @@ class Inventory:
 
 
 def read_inventory(address: str | None) -> Inventory:
-    """Join a running Ray, read its resources, and disconnect."""
+    """Join the Ray at an address, read its resources, and disconnect.
+
+    With None, the Ray is found as in `joining.find`. Raises ClusterError if there is no
+    Ray.
+    """
     cluster = joining.find(address)
     if cluster is None:
         raise joining.missing_error(address)
@@ -71,7 +78,7 @@ def read_inventory(address: str | None) -> Inventory:
 
 
 def read_joined(cluster: joining.RunningRay) -> Inventory:
-    """Read the resources of a Ray that was found before; see `read_inventory`."""
+    """Join a Ray that `joining.find` returned, read its resources, and disconnect."""
     joining.join(cluster, log_to_driver=False, logging_level=logging.ERROR)
     try:
         nodes = cast("list[dict[str, Any]]", ray.nodes())
@@ -90,10 +97,10 @@ def read_joined(cluster: joining.RunningRay) -> Inventory:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A live node.
+    """A live node of the cluster.
 
     Attributes:
-        free: Number of further workers that the node has room for now.
+        free: Number of additional workers for which the node has room now.
         is_draining: Whether Ray will soon remove the node.
     """
 
@@ -106,8 +113,8 @@ class Demand:
     """The resources and labels that one worker asks for.
 
     Attributes:
-        resources: Amounts above 0, by Ray's names of resources.
-        labels: Label selector of its node; see `ray_fed.Workers`.
+        resources: Amount of each resource, by Ray's name. All amounts are above 0.
+        labels: Labels that the worker's node must have, see `ray_fed.Workers`.
     """
 
     resources: Mapping[str, float]
@@ -115,7 +122,7 @@ class Demand:
 
     @classmethod
     def of(cls, config: Config) -> "Demand":
-        """Return the demand of one worker of a configuration."""
+        """Return the demand of one worker from the settings in `config.workers`."""
         wanted = config.workers
         amounts = {"CPU": wanted.num_cpus, "GPU": wanted.num_gpus}
         amounts[_MEMORY] = wanted.memory
@@ -131,7 +138,7 @@ class Demand:
         return ", ".join(words) + self.on_nodes()
 
     def on_nodes(self) -> str:
-        """Return which nodes the labels allow, in words; "" if they allow all."""
+        """Describe the allowed nodes, as in " on nodes with zone=a", or return ""."""
         labels = ", ".join(f"{name}={term}" for name, term in self.labels.items())
         return f" on nodes with {labels}" if labels else ""
 
@@ -150,14 +157,14 @@ class Demand:
 
 
 def _matches(label: str | None, term: str) -> bool:
-    """Return whether a node's label matches a term. None means an absent label."""
+    """Return whether a label matches a term of Ray's: "v", "!v", "in(v)", "!in(v)"."""
     wanted = term.removeprefix("!")
     values = wanted[3:-1].split(",") if wanted.startswith("in(") else [wanted]
     return (label in values) != term.startswith("!")
 
 
 def describe_amount(name: str, amount: float) -> str:
-    """Return an amount of a resource in words."""
+    """Return an amount with its resource's name, such as "2 CPU" or "1 GiB memory"."""
     if name.startswith(_ACCELERATOR):
         return f"accelerator {name.removeprefix(_ACCELERATOR)}"
     unit = "GiB memory" if name == _MEMORY else name
@@ -165,13 +172,16 @@ def describe_amount(name: str, amount: float) -> str:
 
 
 def _in_units(name: str, amount: float) -> float:
-    """Return an amount in the unit for messages: GiB for memory."""
     return amount / 2**30 if name == _MEMORY else amount
 
 
 def look_up(read: Callable[..., _T], *args: Any) -> Awaitable[_T]:
-    """Return the result of a function that reads the cluster, also by Ray's client."""
-    if ray_client.is_connected():  # such a process cannot read the cluster's state
+    """Return an awaitable for the result of a function that reads the cluster.
+
+    The function runs on a thread of this process. With Ray's client, a process cannot
+    read the cluster's state, so the function runs in a Ray task.
+    """
+    if ray_client.is_connected():
         return cast("Any", _look_up_by_task).remote(read, *args)
     return asyncio.to_thread(read, *args)
 
@@ -182,12 +192,12 @@ def _look_up_by_task(read: Callable[..., Any], *args: Any) -> Any:
 
 
 def read_draining() -> Mapping[str, int]:
-    """Return the deadline of each draining node, by Ray's id of the node."""
+    """Return the nodes that Ray will soon remove: for each node id, the deadline."""
     return _state.state.get_draining_nodes()
 
 
 def read_out_of_memory() -> list[Any]:
-    """Return the entries of the processes that Ray ended because memory ran out."""
+    """Return Ray's records of the processes that it ended because memory ran out."""
     ran_out = cast("Any", common_pb2).WorkerExitType.Value("NODE_OUT_OF_MEMORY")
     accessor = _state.state._connect_and_get_accessor()  # noqa: SLF001
     parse = cast("Any", gcs_pb2).WorkerTableData.FromString
@@ -196,14 +206,17 @@ def read_out_of_memory() -> list[Any]:
 
 
 def read_entrypoint() -> str:
-    """Return the command that started the job of this process, or ""."""
+    """Return the command that started this process's job, or "" if it is unknown."""
     job: str = ray.get_runtime_context().get_job_id()
     entrypoints = (j["Entrypoint"] for j in _state.jobs() if j["JobID"] == job)
     return next(entrypoints, "")
 
 
 def describe_need(each: Demand, group: PlacementGroup | None, count: int) -> str:
-    """Return the resources that workers ask for, and the free amounts, in words."""
+    """Describe the room that `count` workers need, and how much of it is free.
+
+    With a placement group, only the resources of its bundles count.
+    """
     counted = "1 worker" if count == 1 else f"{count} workers"
     of_nodes = _read_parts(each, group).values()
     parts = [part for of_node in of_nodes for part in of_node]
@@ -219,11 +232,10 @@ def describe_need(each: Demand, group: PlacementGroup | None, count: int) -> str
 
 
 def count_pending(each: Demand, group: PlacementGroup | None) -> int:
-    """Return how many requests of workers for room are in Ray's queue.
+    """Return how many workers wait in Ray's queue because no node has room for them.
 
-    Ray lists requests by their resources, not by who made them. So equal workers of
-    other pools count, too. A worker that has room and whose process starts does not
-    count.
+    Ray lists requests only by their resources. So workers of other pools count, too, if
+    they ask for the same resources.
     """
     suffix = "" if group is None else f"_group_{group.id.hex()}"
     reply = cast("Any", autoscaler_pb2).GetClusterResourceStateReply()
@@ -241,16 +253,16 @@ def count_pending(each: Demand, group: PlacementGroup | None) -> int:
 
 
 def is_placed(group: PlacementGroup) -> bool:
-    """Return whether all bundles of a placement group have their room."""
+    """Return whether Ray has reserved the resources of a placement group."""
     table = cast("dict[str, Any]", placement_group_table(group))
     return table["state"] == "CREATED"
 
 
 def read_nodes(each: Demand, group: PlacementGroup | None = None) -> list[Node]:
-    """Return the live nodes of the cluster that this process is connected to.
+    """Return the live nodes on which a worker may run, with their room for workers.
 
-    Nodes that the labels exclude are left out. If there is a placement group, only its
-    bundles count.
+    `each` is the demand of one worker. With a placement group, only the nodes and
+    resources of its bundles count.
     """
     draining = read_draining()
     parts = _read_parts(each, group)
@@ -269,10 +281,7 @@ _Part: TypeAlias = tuple[Mapping[str, float], Mapping[str, float]]
 
 
 def _read_parts(each: Demand, group: PlacementGroup | None) -> dict[str, list[_Part]]:
-    """Return free and all resources by node id, as pairs.
-
-    A node has one pair, or one for each bundle of the group that is on it.
-    """
+    # A node is one part, or, with a placement group, one part for each bundle.
     free: dict[str, dict[str, float]]
     free = _state.state.available_resources_per_node()
     allowed = {n["NodeID"]: n["Resources"] for n in _allowed_nodes(each)}
@@ -297,9 +306,9 @@ def _allowed_nodes(each: Demand) -> list[dict[str, Any]]:
 
 
 def machine_resources(each: Demand) -> list[Mapping[str, float]]:
-    """Return all resources that a Ray started on this machine will have.
+    """Return the resources that a Ray started on this machine would have.
 
-    The list is empty if the labels exclude this machine.
+    The list has one entry, or none if the labels of `each` exclude this machine.
     """
     spec: Any = resource_and_label_spec.ResourceAndLabelSpec()
     spec = spec.resolve(is_head=True)
@@ -309,12 +318,10 @@ def machine_resources(each: Demand) -> list[Mapping[str, float]]:
 def live_resources(
     each: Demand, group: PlacementGroup | None
 ) -> list[Mapping[str, float]]:
-    """Return all resources of each live node.
+    """Return all resources of each live node on which a worker may run.
 
-    This works through Ray's client, too.
-
-    With a placement group, the result lists its bundles instead of nodes, without the
-    resources that this process holds.
+    With a placement group, each entry is a bundle instead of a node, without the
+    resources that this process holds. This also works through Ray's client.
     """
     if group is None:
         return [node["Resources"] for node in _allowed_nodes(each)]
@@ -327,7 +334,7 @@ def live_resources(
 
 
 def held_resources() -> Mapping[str, float]:
-    """Return the resources that Ray assigned to this process's task or actor."""
+    """Return the resources that Ray reserved for the task or actor of this process."""
     resources = cast("Any", ray.get_runtime_context()).get_assigned_resources()
     return cast("dict[str, float]", resources)
 
@@ -335,7 +342,11 @@ def held_resources() -> Mapping[str, float]:
 def without(
     bundles: Sequence[Mapping[str, float]], occupied: Mapping[str, float]
 ) -> list[Mapping[str, float]]:
-    """Return the bundles after `occupied` is taken from the first that has room."""
+    """Return bundles without the `occupied` resources of this process.
+
+    Ray does not say which bundle holds a process. So the first bundle that has
+    `occupied` loses these resources. If no bundle has them, nothing changes.
+    """
     left = [dict(bundle) for bundle in bundles]
     for bundle in left:
         if all(bundle.get(name, 0.0) >= amount for name, amount in occupied.items()):

@@ -1,6 +1,7 @@
-"""Finds and joins a Ray, and says whether this process is still connected to it.
+"""Connects this process to a Ray cluster, and checks that it stays connected.
 
-A context uses the first Ray that exists, in the order of `ray.init`:
+"A Ray" is one running cluster of Ray, also a local one. A context uses the first Ray of
+this list that exists, as `ray.init` does:
 
     1. the Ray that this process is already connected to, for example in a Ray task
     2. the Ray at the address that the caller passed
@@ -8,11 +9,11 @@ A context uses the first Ray that exists, in the order of `ray.init`:
     4. the Ray that this user's last `ray start` on this machine announced
 
 The list does not contain a Ray that another program started for itself. The address
-"auto" also finds such a Ray.
+"auto" finds this Ray, too.
 
-Handles and references belong to a `Job` of Ray. After a shutdown, a call of Ray starts
-a new Ray by itself. Ray may also end a process that calls an actor of another session.
-So code that calls later, or keeps a handle for long, checks its job first.
+Actor handles and object references belong to one `Job`, a connection to Ray. After
+`ray.shutdown`, the next call of Ray's API starts a new Ray, and Ray may end a process
+that uses a handle of an earlier job. So code that keeps a handle checks its job first.
 
 Ray has no public names for some of these functions. Only this module and `inventory`
 import private names of Ray.
@@ -55,9 +56,9 @@ class RunningRay:
 
     Attributes:
         address: Address of the form host:port or ray://host:port.
-        by: How the address was found, in words, or "" if the caller passed it.
-        is_automatic: Whether ray_fed searched for the Ray. The process then joins it
-            with this user's token.
+        by: Description of how the address was found, or "" if the caller passed it.
+        is_automatic: Whether ray_fed searched for the Ray. The process then joins the
+            Ray with this user's token.
     """
 
     address: str
@@ -70,10 +71,10 @@ class RunningRay:
 
 
 def find(address: str | None) -> RunningRay | None:
-    """Return the Ray to join, in a process that is not connected to Ray.
+    """Return the running Ray that this process should join, or None if there is none.
 
-    The result is None if the order of this module finds no running Ray. Raises
-    ClusterError if nothing listens at an address that the user named.
+    The process must not be connected to Ray. `address` is the user's address, "auto",
+    or None. Raises ClusterError if nothing listens at an address that the user named.
     """
     named = address if address not in {None, _AUTO} else None
     by = "" if named else f"named by {_ADDRESS_VARIABLE}"
@@ -96,7 +97,10 @@ def find(address: str | None) -> RunningRay | None:
 
 
 def join(cluster: RunningRay, **options: Any) -> None:
-    """Connect this process to a running Ray, or raise ClusterError."""
+    """Connect this process to a running Ray, or raise ClusterError.
+
+    `options` are further arguments of `ray.init`.
+    """
     if cluster.is_automatic:
         _take_token()
     if not cluster.address.startswith(_CLIENT_PREFIX):
@@ -111,7 +115,7 @@ def join(cluster: RunningRay, **options: Any) -> None:
 
 
 def start_ray(**options: Any) -> None:
-    """Call `ray.init`, also in a process without a standard error."""
+    """Call `ray.init`, also in a process without a standard error stream."""
     former = cast("Any", sys.stderr)
     if former is None or former.closed:
         # `ray.init` enables Python's faulthandler, which keeps using this file.
@@ -123,10 +127,10 @@ def start_ray(**options: Any) -> None:
 
 
 def check_connected(address: str | None) -> None:
-    """Raise ContextStateError if this process cannot use the Ray it is connected to.
+    """Check that this connected process can use the Ray at `address`.
 
-    Either this process was forked from the connected process, or it is connected to
-    another Ray than the one at `address`.
+    Raises ContextStateError if this process was forked from the connected process, or
+    if it is connected to another Ray. With None, any Ray is right.
     """
     listener = getattr(connected_worker(), "listener_thread", None)
     if listener is not None and not listener.is_alive():
@@ -147,29 +151,30 @@ def check_connected(address: str | None) -> None:
     if not is_there:
         raise errors.ContextStateError(
             f"Expected this process to join the Ray at `{address}`, found it connected"
-            f" to the one at `{joined}`: call ray.shutdown() first, or pass no address."
+            f" to the Ray at `{joined}`: call ray.shutdown() first, or pass no address."
         )
 
 
 def started_here() -> bool:
     """Return whether this process started the Ray that it is connected to.
 
-    No node joins this Ray. It has no autoscaler, and ends with the process.
+    This Ray then has no autoscaler and ends with the process, so no node joins it.
     """
     node = cast("Any", worker)._global_node  # noqa: SLF001
     return node is not None and node.is_head()
 
 
 def connected_worker() -> Any:
-    """Return Ray's own object for the connection of this process."""
+    """Return Ray's internal `Worker` object, which has this process's connection."""
     return cast("Any", worker).global_worker
 
 
 class AutoConnect:
-    """Controls whether a call of Ray starts a new Ray if the process has no connection.
+    """Ray's setting by which calls without a connection start a new Ray.
 
-    Threads of Ray Data would start a new Ray after a shutdown. The setting is global in
-    a process. If several threads disable it at the same time, the last one restores it.
+    Threads of Ray Data that still run after `ray.shutdown` would start a new Ray, so
+    `datasets` disables this. The setting is global in a process. If several threads
+    disable it at the same time, the last thread to finish restores the setting.
     """
 
     def __init__(self) -> None:
@@ -179,7 +184,7 @@ class AutoConnect:
 
     @contextlib.contextmanager
     def disabled(self) -> Generator[None]:
-        """Let calls of Ray in the `with` block fail if there is no connection."""
+        """Make Ray's calls raise if there is no connection, during the `with` block."""
         with self._lock:
             if not self._num_disabling:
                 self._before = _HOOK.enable_auto_connect
@@ -198,11 +203,8 @@ auto_connect = AutoConnect()
 
 
 def _mend_client() -> None:
-    """If Ray's client is connected, make futures of its references uncancellable.
-
-    Ray 2.60 also sets the result of a cancelled future. This fails with a traceback in
-    the thread that delivers all results.
-    """
+    # Ray's client (2.60) also sets the result of a cancelled future. This raises in the
+    # thread that delivers all results. So its futures are made uncancellable.
     if ray_client.is_connected():
         from ray.util.client.common import ClientObjectRef
 
@@ -225,7 +227,7 @@ def _future_of(reference: Any) -> concurrent.futures.Future[Any]:
 
 
 def missing_error(address: str | None) -> errors.ClusterError:
-    """Return the error for a missing Ray. With None, no address was passed."""
+    """Return the error for a missing Ray at `address`, or anywhere with None."""
     where = f"at `{address}`" if address else "to join"
     return errors.ClusterError(
         f"Expected a Ray {where}, found none: start one with"
@@ -243,7 +245,6 @@ def _announced() -> str | None:
 
 
 def _running() -> str | None:
-    """Return the address of any Ray of this machine, by Ray's own rule for "auto"."""
     try:
         return services.canonicalize_bootstrap_address(_AUTO)
     except (ConnectionError, ValueError):
@@ -251,7 +252,7 @@ def _running() -> str | None:
 
 
 def _take_token() -> None:
-    """Take the user's token, as `ray.init` does before it joins a Ray that it found."""
+    # `ray.init` does this only if it searched for the Ray itself.
     name = "maybe_enable_token_auth_if_token_available"  # of Ray 2.60 and later
     take: Callable[..., Any] | None = getattr(token_setup, name, None)
     if take is not None:
@@ -261,8 +262,8 @@ def _take_token() -> None:
 
 
 def _check_answer(address: str) -> None:
-    """Raise an error if no Ray answers. `ray.init` would log retries for 30 s."""
-    # The import takes a fifth of a second. A Ray that starts here does not need it.
+    # Without this check, `ray.init` would log retries for 30 s if no Ray answers. The
+    # import takes a fifth of a second, which a Ray that starts here does not need.
     import grpc
     from ray._private import grpc_utils
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
@@ -292,10 +293,7 @@ def _check_answer(address: str) -> None:
 
 
 def _check_named(address: str) -> None:
-    """Raise an error if an address has no host, or no port for Ray's client.
-
-    Ray would try to reach this address for half a minute.
-    """
+    # Ray would try to reach an address without a host or port for half a minute.
     rest = address.removeprefix(_CLIENT_PREFIX)
     host, _, port = rest.strip().rpartition(":")
     is_named = rest.strip() and not rest.startswith(":")
@@ -309,10 +307,7 @@ def _check_named(address: str) -> None:
 
 
 def _listens(address: str) -> bool:
-    """Return whether the address accepts a connection.
-
-    Ray would try for over a minute.
-    """
+    # Ray would try for over a minute to connect.
     host, _, port = address.removeprefix(_CLIENT_PREFIX).rpartition(":")
     if not port.isdecimal():
         return True  # Ray may still understand the address
@@ -324,23 +319,23 @@ def _listens(address: str) -> bool:
 
 
 _KEPT: list[Any] = []
-"""References of calls that were running when this process left Ray. They are kept
-forever: Ray 2.60 ends the process if a reference is dropped while another thread shuts
-Ray down."""
+"""References of calls that were running when this process left Ray. They are never
+freed: Ray 2.60 ends the process if a reference is freed while another thread shuts Ray
+down."""
 
 _LOOK_UP_S = 1.0
-"""Seconds between checks of whether a call's job is over. Ray then never answers."""
+"""Seconds between checks of a call's job. Once a job is over, Ray never answers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One connection of this process to Ray.
+    """One connection of this process to Ray, from `ray.init` to `ray.shutdown`.
 
     Attributes:
         session: Ray's name of the session, or "" for a connection by Ray's client.
-        number: Ray's id of the job, which is unique only inside its session. For Ray's
-            client, the id of the connection.
-        pid: Id of the process. A forked process does not have the threads of Ray.
+        number: Ray's id of the job in its session. For Ray's client, the id of the
+            connection.
+        pid: Id of this process. A forked process does not have the threads of Ray.
     """
 
     session: str
@@ -364,10 +359,9 @@ class Job:
         )
 
     async def answer(self, reference: Any) -> Any:
-        """Return the result of a call.
+        """Await an object reference, and return its value.
 
-        If the job ends meanwhile, the reference stays alive forever, as in
-        `read_errors`.
+        If the job ends meanwhile, the reference is never freed, see `read_errors`.
         """
         try:
             return await reference
@@ -376,12 +370,10 @@ class Job:
                 _KEPT.append(reference)
 
     def read_errors(self, references: Sequence[Any]) -> None:
-        """Read the errors of calls that nobody awaits.
+        """Keep Ray from printing the errors of calls whose results nobody awaits.
 
-        Ray prints errors left unread.
-
-        If the job is over, the references stay alive forever instead. Ray may end a
-        process that drops them.
+        Ray prints an error that is never read. If the job is over, the references are
+        never freed instead, because Ray may end a process that frees them.
         """
         if not self.is_current:
             _KEPT.extend(references)
@@ -402,15 +394,18 @@ class Job:
                 ' in multiprocessing.get_context("spawn").'
             )
         return errors.ContextStateError(
-            "Expected the Ray that this was made on, found that this process has left"
-            " it: `ray.shutdown` was called. Call ray_fed.init again; what was stored"
-            " there is gone, so go on from state that was saved, and make clients of"
-            " `ClientData.from_ray` anew."
+            "Expected this process to be connected to the same Ray as before, found"
+            " that `ray.shutdown` was called. Values in that Ray are lost: call"
+            " ray_fed.init again, continue from a saved state, and call"
+            " `ClientData.from_ray` again."
         )
 
     @contextlib.contextmanager
     def explained(self) -> Generator[None]:
-        """Raise ContextStateError in place of Ray's errors once the job is over."""
+        """Raise ContextStateError if the job ends before or in the `with` block.
+
+        In the block, this replaces the error that Ray raises.
+        """
         self.check()
         try:
             yield
@@ -421,7 +416,11 @@ class Job:
 
     @contextlib.contextmanager
     def watched(self) -> Generator[None]:
-        """Cancel the task's await in the `with` block, and raise, once the job ends."""
+        """Raise ContextStateError in the `with` block as soon as the job is over.
+
+        The check runs each `_LOOK_UP_S`, and cancels the task that entered the block.
+        Without it, an await of Ray's answer would never end.
+        """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         is_over = False
 
@@ -446,6 +445,6 @@ class Job:
 def read_error(
     future: "concurrent.futures.Future[Any] | asyncio.Future[Any]",
 ) -> None:
-    """Read the error of a future that is done, so that nothing prints it."""
+    """Read the error of a done future, so that Ray or asyncio does not print it."""
     if not future.cancelled():
         future.exception()

@@ -1,7 +1,8 @@
-"""Metrics of rounds and workers, which Ray exports to Prometheus and the like.
+"""Ray metrics about rounds and workers, which Ray exports to Prometheus.
 
-Ray puts "ray_" before each name, and "_total" behind the name of a counter, as in
-`ray_fed_rounds_total`. The labels are the name of the run and the class of a failure.
+Ray puts "ray_" before each name, and "_total" after the name of a counter, as in
+`ray_fed_rounds_total`. Each metric has the label `run`, the name of the run. The metric
+`fed_retries` also has the label `failure`, a class of `failures`.
 """
 
 from typing import TypeVar
@@ -22,9 +23,10 @@ def _of_run(metric: _Metric, run: str) -> _Metric:
 
 
 class RoundMetrics:
-    """An event sink that counts rounds, seconds, clients, retries and bytes.
+    """Updates Ray's metrics from the events of rounds.
 
-    The process must be connected to Ray. `run` is the label `run` of all metrics.
+    The metrics count rounds, seconds, clients, retries and bytes. The process must be
+    connected to Ray. `run` is the value of the label `run`.
     """
 
     def __init__(self, run: str) -> None:
@@ -37,7 +39,7 @@ class RoundMetrics:
             Histogram("fed_round_seconds", seconds, _SECONDS, _RUN), run
         )
         self._clients = count("fed_clients", "Clients of all rounds that began.")
-        dropped = "Clients that rounds went on without."
+        dropped = "Clients whose work failed and that rounds left out."
         self._dropped = count("fed_dropped_clients", dropped)
         lost = "Attempts at subrounds that were lost."
         self._retries = count("fed_retries", lost, "failure")
@@ -45,14 +47,14 @@ class RoundMetrics:
         self._returned = count("fed_returned_bytes", "Bytes that subrounds returned.")
 
     def on_event(self, event: events.Event) -> None:
-        """Add an event to the metrics."""
+        """Update the metrics that an event affects. Most events affect none."""
         match event:
             case events.RoundStarted():
                 self._add(self._clients, event.num_clients)
             case events.SubroundFinished():
                 self._add(self._returned, event.bytes_returned)
                 for attempt in event.lost:
-                    if attempt.ended != "slower":  # it did not fail
+                    if attempt.ended != "slower":  # a slower copy did not fail
                         self._retries.inc(1, {"failure": attempt.ended})
             case events.ClientDropped():
                 self._dropped.inc()
@@ -70,6 +72,6 @@ class RoundMetrics:
 
 
 def workers_ready(run: str) -> Gauge:
-    """Return the gauge that holds the number of ready workers of a pool."""
+    """Create Ray's gauge for the number of ready workers. `run` is its label."""
     ready = "Workers of a pool that are ready."
     return _of_run(Gauge("fed_workers_ready", ready, _RUN), run)

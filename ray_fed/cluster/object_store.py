@@ -1,7 +1,9 @@
-"""Stores values, client sources, functions of plans and frozen arrays in Ray's store.
+"""Stores large objects once in Ray's object store, and packs plans that refer to them.
 
-The driver puts each object once, and plans carry references. Each process that reads an
-object fetches it. A worker fetches the functions of a plan once, not with each call.
+The driver stores four kinds of objects: values, client sources (objects that read the
+clients' data), functions of plans, and frozen arrays (large constants that were cut out
+of computations). A plan carries references. A process fetches an object when it needs
+the object first. A worker caches a plan's functions, and fetches them once.
 """
 
 import bisect
@@ -32,18 +34,18 @@ from ray_fed.values.stacked_members import StackedMembers
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
 
 _CHUNK_BYTES = 64 * 2**20
-"""Most bytes of clients' values in one object, unless one value alone is larger. Ray
+"""Maximum bytes of clients' values in one object, unless one value alone is larger. Ray
 copies whole objects to a worker's node."""
 
 _FETCH_TIMEOUT_S = 300.0
 
 _stored: weakref.WeakKeyDictionary[ClientSource, tuple[Job, ClientSource]]
 _stored = weakref.WeakKeyDictionary()
-"""For each source, the job and the source's `StoredSource` in that job's store."""
+"""For each client source: the job of Ray, and the `StoredSource` in the job's store."""
 
 
 def _stand_in(source: ClientSource) -> tuple[ClientSource, int]:
-    """Return the stored form of a source, and the bytes that this call stored."""
+    # Returns the stored form of a source, and the number of bytes that the call stored.
     if isinstance(source, StoredSource):
         return source, 0
     num_bytes = 0
@@ -70,11 +72,7 @@ def _store_source(source: ClientSource) -> "StoredSource":
 
 
 def _put(source: ClientSource) -> Any:
-    """Put a source into the object store, and return the reference.
-
-    Raises UnsupportedError if the user's function or an id cannot be pickled, and
-    ContextStateError if the source refers to objects of a Ray that was shut down.
-    """
+    # A source of another Ray raises ContextStateError when it is pickled.
     try:
         return ray.put(source)
     except (ray.exceptions.RayError, errors.ContextStateError):
@@ -84,15 +82,15 @@ def _put(source: ClientSource) -> Any:
         cause = error.__cause__ or error  # Ray adds a page about what it inspected
         reason = error_texts.message_of(cause)
         raise errors.UnsupportedError(
-            "Expected clients whose ids and function can be pickled, to travel to"
-            f" workers, found `{shown}`: {reason}. Make what cannot be pickled, such as"
-            " a lock, an open file or a `tf.function` that was called, inside of the"
-            " function."
+            "Expected clients whose ids and function can be pickled and sent to"
+            f" workers, found `{shown}`: {reason}. Create objects that cannot be"
+            " pickled inside of the function, for example locks, open files, and each"
+            " `tf.function` that is called."
         ) from cause
 
 
 def _chunks(values: Sequence[Plain]) -> Iterator[tuple[int, list[Plain]]]:
-    """Yield runs of values, each with its first position and of bounded bytes."""
+    """Yield neighboring values of bounded bytes, with the position of the first."""
     chunk: list[Plain] = []
     num_bytes = 0
     for position, value in enumerate(values):
@@ -106,15 +104,15 @@ def _chunks(values: Sequence[Plain]) -> Iterator[tuple[int, list[Plain]]]:
 
 
 def fetch(reference: Any) -> Any:
-    """Fetch an object. The calling thread waits for it for up to 300 seconds."""
-    # A worker's only working thread has nothing else to do meanwhile.
+    """Return the object of a reference. This blocks the thread for up to 300 s."""
+    # A worker has one thread for work, which can only wait meanwhile.
     return ray.get(reference, timeout=_FETCH_TIMEOUT_S)  # noqa: TID251
 
 
 class StoredSource(ClientSource):
-    """A client source in the object store.
+    """A client source in the object store. Each process fetches it on the first read.
 
-    Each process fetches it on the first read.
+    `token` and `is_resident` are the original source's, see `ClientSource`.
     """
 
     opens_once = True
@@ -148,9 +146,9 @@ class StoredSource(ClientSource):
 
 
 def _missing_code(error: ray.exceptions.RaySystemError) -> Exception:
-    """Return an error that names the code which a worker lacks to read a source.
+    """Return an error that names the code that this process lacks to unpickle a source.
 
-    If reading failed for another reason, return `error` itself.
+    If unpickling failed for another reason, return `error` itself.
     """
     cause = cast("object", error.client_exc)
     match cause:
@@ -161,16 +159,15 @@ def _missing_code(error: ray.exceptions.RaySystemError) -> Exception:
         case _:
             return error
     return errors.UnsupportedError(
-        f"Expected {missing}, which the function or the ids of the clients are from,"
-        f" found it missing in {error_texts.describe_process()}: install it on every"
-        " machine, send it with the job by"
-        ' `Config(runtime_env={"working_dir": "."})` or by "py_modules", or define the'
-        " function in the program itself."
+        f"Expected {missing}, which defines the clients' function or ids, found it"
+        f" missing in {error_texts.describe_process()}: install it on every machine,"
+        ' send it with the job by `Config(runtime_env={"working_dir": "."})` or by'
+        ' "py_modules", or define the function in the program itself.'
     )
 
 
 class _ChunkedSource(ClientSource):
-    """Values of clients in several objects. Arrays are read without a copy."""
+    """A client source whose values are in several objects of the object store."""
 
     is_resident = True
 
@@ -193,18 +190,18 @@ class _ChunkedSource(ClientSource):
 
 
 LARGE_PLAN_BYTES = 32 * 1024
-"""Functions of a plan with fewer bytes in all travel with each call. Larger ones are
-stored for as long as the driver has the plan's kernel. Otherwise Ray would store an
-argument of 100 KB again for each call, and workers would read it again."""
+"""Minimum total bytes of a plan's functions to store them. They stay stored for as long
+as the driver has the plan's kernel. Smaller functions travel with each call. Ray would
+store an argument of 100 KB again for each call, and workers would read it again."""
 
 _FETCHED = 48
-"""Number of fetched objects with functions of plans that one process keeps."""
+"""Number of fetched objects with plan functions that one process caches."""
 
 _fetched: LruCache[bytes, Any] = LruCache(_FETCHED)
 
 
 def fetch_once(reference: Any) -> Any:
-    """Return an object from this process's cache, or fetch and cache it."""
+    """Return the object of a reference, from this process's cache if possible."""
     return _fetched.get(reference.binary(), lambda: fetch(reference))
 
 
@@ -212,13 +209,16 @@ def fetch_once(reference: Any) -> Any:
 class StoredKernel:
     """References that replace the kernel and the other functions in a plan.
 
-    A process may cache the fetched objects, but not these references. In an idle
-    process, the references would keep the objects in the store.
+    A kernel is the TensorFlow graph that does the work of many clients. A process may
+    cache the fetched objects, but not these references, because a reference in an idle
+    process would keep its object in the store.
 
     Attributes:
-        computation: Reference to the serialized computation, which only the interpreter
-            needs.
-        others: Reference to a pair: the merge, and the functions of the finish by name.
+        kernel: Reference to the `plans.Kernel`.
+        computation: Reference to the serialized computation. Only workers that
+            interpret the plan without its kernel read it.
+        others: Reference to a pair: the merge function, and a mapping from names to the
+            functions of the round's end (`plans.Finish`).
     """
 
     kernel: Any
@@ -229,15 +229,16 @@ class StoredKernel:
 _stored_kernels: weakref.WeakKeyDictionary[
     plans.Kernel, tuple[Job, dict[object, Any]]
 ] = weakref.WeakKeyDictionary()
-"""For each kernel that this process holds: the job, and the references of that job. The
-key None has the reference to the kernel. The other keys are serialized computations and
-the other functions of plans with this kernel."""
+"""For each kernel of this process: the job, and the references of the job by key. The
+key None has the kernel's reference. The other keys are the serialized computations, and
+the tuples of other functions, of plans with this kernel."""
 
 
 def store_functions(comp: plans.Subround) -> plans.Subround:
-    """Return a plan with references in place of its functions, if these are large.
+    """Return the plan with references in place of its functions, if these are large.
 
-    The first call for a function puts it into the object store.
+    The first call for a function puts the function into the object store.
+    `restore_functions` is the inverse.
     """
     kernel, finish = comp.kernel, comp.finish
     if not isinstance(kernel, plans.Kernel):
@@ -271,9 +272,10 @@ def store_functions(comp: plans.Subround) -> plans.Subround:
 
 
 def restore_functions(comp: Any) -> Any:
-    """Return a plan with the functions that `store_functions` replaced.
+    """Fetch the functions that `store_functions` replaced, and return the whole plan.
 
-    `computation` becomes a list with its reference, for `read_computation`.
+    Only `computation` is not fetched, because few workers need it. It becomes a list
+    with its reference, for `read_computation`. Other plans are returned as they are.
     """
     stored_kernel = getattr(comp, "kernel", None)
     if not isinstance(stored_kernel, StoredKernel):
@@ -289,7 +291,7 @@ def restore_functions(comp: Any) -> Any:
 
 
 def fetch_computation(comp: plans.Subround) -> bytes:
-    """Return the serialized computation of a plan."""
+    """Return a plan's serialized computation, also if `store_functions` stored it."""
     stored_kernel: object = comp.kernel
     if not isinstance(stored_kernel, StoredKernel):
         return comp.computation
@@ -303,16 +305,14 @@ def read_computation(computation: bytes | list[Any]) -> bytes:
 
 _stored_arrays: weakref.WeakKeyDictionary[FrozenArray, tuple[Job, Any]]
 _stored_arrays = weakref.WeakKeyDictionary()
-"""For each frozen array that this process stored, the job and the reference."""
+"""For each frozen array that this process stored: the job, and the reference."""
 
 
 def store_arrays(*computations: bytes | None) -> tuple[tuple[str, Any], ...]:
-    """Return the names of serialized computations' frozen arrays, with references.
+    """Store the frozen arrays of serialized computations, each array once.
 
-    The first call for an array puts it into the object store.
-
-    Raises:
-        ContextStateError: This process does not have one of the arrays.
+    The result has the name of each array and the reference to it. Raises
+    ContextStateError if this process does not have one of the arrays.
     """
     references: dict[str, Any] = {}
     for name in itertools.chain(
@@ -326,9 +326,10 @@ def store_arrays(*computations: bytes | None) -> tuple[tuple[str, Any], ...]:
 
 
 def fetch_arrays(arrays: Iterable[tuple[str, Any]]) -> list[FrozenArray]:
-    """Add stored arrays to the table of this process, without a copy.
+    """Fetch the arrays that `store_arrays` stored, without a copy.
 
-    They stay there while the result, or a graph that uses them, is referenced.
+    Graphs of this process find an array by its name for as long as the result, or
+    another graph with the array, is alive.
     """
     return [
         frozen_arrays.find(name) or frozen_arrays.add(name, fetch(reference))
@@ -340,16 +341,16 @@ INLINE_BYTES = 64 * 1024
 """Values with fewer bytes travel inside a call. The object store would take longer."""
 
 _REFERENCES_TOGETHER = 256
-"""Most references in one argument of a task. Ray keeps an argument of up to 100 KB in
-the call itself."""
+"""Maximum number of references in one argument of a task. The argument is then below
+100 KB, so Ray keeps it in the call itself."""
 
 
 def encode(value: Any) -> Any:
-    """Encode a plain value to be returned or stored.
+    """Encode a plain value (NumPy arrays in tuples and lists) for a call or the store.
 
-    Ray passes bytes on unchanged, so a small value is pickled here; Ray's own pickler
-    is slow. Bytes are pickled too, so stored bytes are always a pickle. A list of alike
-    clients' values becomes a `StackedMembers`.
+    A small value is pickled to bytes here, because Ray's own pickler is slow, and Ray
+    sends bytes as they are. Bytes are always pickled, so encoded bytes are always a
+    pickle. A list of clients' values of equal shapes becomes a `StackedMembers`.
     """
     is_small = isinstance(value, bytes) or stored.count_bytes(value) < INLINE_BYTES
     if isinstance(value, list):
@@ -368,7 +369,8 @@ def pack_result(
 ) -> list[Any]:
     """Pack the outcome of a plan into a list, which Ray can return as several objects.
 
-    The first element is everything but the values. The others are encoded values.
+    The first element has everything except the values. Each other element is one
+    encoded value. `noted` are the notes for the user, and `by` describes the worker.
     """
     encoded = list(map(encode, evaluated.values))
     head = dataclasses.replace(evaluated, values=list(map(stored.count_bytes, encoded)))
@@ -378,10 +380,10 @@ def pack_result(
 def unpack_result(
     packed: Sequence[Any],
 ) -> tuple[Evaluated, Sequence[Note], WorkerDescription]:
-    """Unpack the list of `pack_result`.
+    """Return the outcome, the notes and the worker from a list of `pack_result`.
 
-    After the first element, `packed` may have references to values. The outcome then
-    has `Stored` values, and otherwise encoded ones.
+    The values of the outcome stay encoded. If `packed` has references in place of
+    values, the outcome has `Stored` objects with these references.
     """
     head, *values = packed
     evaluated, noted, by = pickle.loads(head)
@@ -391,14 +393,15 @@ def unpack_result(
 
 
 def store(value: Any) -> tuple[Any, int]:
-    """Put a large plain value into the object store.
+    """Put a large plain value into the object store, and return its stand-in.
 
-    A small value stays as it is.
+    A large value becomes a `Stored`. A large list of clients' values becomes a
+    `StoredClients`, which can be sliced without reading it. A `ClientRun` (clients of a
+    source by position) becomes one whose source is stored. A small value stays as it
+    is.
 
-    A large list of clients' values becomes a `StoredClients`, which can be sliced
-    without reading it. A `ClientRun` keeps its positions, and its source is stored
-    once. The second result is the bytes of the value's arrays. The bytes of a source
-    count only in the call that stores it.
+    The second result is the number of bytes of the value. The bytes of a source count
+    only in the call that stores it.
     """
     if isinstance(value, ClientRun):
         source, num_bytes = _stand_in(value.source)
@@ -425,10 +428,11 @@ class Packed:
     pickler takes several times as long.
 
     Attributes:
-        work: The pickled plan and argument. Indices stand for references.
-        values: References to stored values. Ray resolves them when it calls a worker.
-        sources: References to client sources, kernels and frozen arrays. A worker
-            fetches each once.
+        work: The pickled plan and argument. They have indices in place of references.
+        values: References to stored values. They are arguments of the worker's method,
+            so Ray replaces them by the values.
+        sources: References to client sources, kernels and frozen arrays. They are in
+            lists, so Ray does not replace them. A worker fetches each object once.
     """
 
     work: bytes
@@ -459,16 +463,17 @@ def pack(comp: Any, argument: Any) -> Packed:
 
 
 def unpack(packed: Packed) -> tuple[Any, Any]:
-    """Return the plan and its argument, with references in their places."""
+    """Return the plan and argument of `pack`, with their references."""
     return _unpack(packed.work, packed.values, packed.sources)
 
 
 def unpack_resolved(
     work: bytes, resolved: Sequence[Any], sources: Sequence[Any]
 ) -> tuple[Any, Any]:
-    """Return the plan and its argument, with values in the places of references.
+    """Return the plan and argument of `pack`, with values in place of value references.
 
-    `resolved` has the encoded values of `Packed.values`.
+    `work` is `Packed.work`. `resolved` has the encoded values of `Packed.values`, and
+    `sources` has the references of `Packed.sources`, which stay references.
     """
     comp, argument = _unpack(work, resolved, sources)
     return comp, _unstored(argument)
@@ -489,7 +494,7 @@ def short_lists(references: Sequence[Any]) -> list[list[Any]]:
 
 
 def gathered(lists: Iterable[Iterable[Any]]) -> list[Any]:
-    """Join the lists of `short_lists`."""
+    """Join lists of references that `short_lists` returned into one list."""
     return [reference for together in lists for reference in together]
 
 
@@ -509,11 +514,16 @@ def _unstored(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Replacing:
-    """Replaces the references in an argument.
+    """Applies functions to the references in an argument.
 
     This is a class because a recursive nested function is a reference cycle, which
-    would free its references late. Equal ids in `components` get the same object,
-    because an executor recognizes components by identity.
+    would free the references late.
+
+    Attributes:
+        reference: Function for references to values.
+        source: Function for references to client sources.
+        components: Result for each `StoredComponents` by its id. Executors recognize
+            components by identity, so one object must not become two.
     """
 
     reference: _Replace
@@ -523,7 +533,7 @@ class _Replacing:
     )
 
     def inside(self, value: Any) -> Any:
-        """Return the value with its references replaced. Lists have no references."""
+        """Return the value with its references replaced. Lists contain none."""
         match value:
             case Stored():
                 value = Stored(self.reference(value.reference), value.num_bytes)
@@ -548,7 +558,6 @@ class _Replacing:
 
 
 def _replace_in_plan(comp: Any, fn: _Replace) -> Any:
-    """Return a plan with the references to its kernel and arrays replaced."""
     arrays = getattr(comp, "arrays", ())
     if arrays:
         replaced = tuple((name, fn(reference)) for name, reference in arrays)

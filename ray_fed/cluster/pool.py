@@ -1,16 +1,17 @@
-"""The workers of a context: the driver's own list of actor handles.
+"""The pool of worker actors that the driver uses for its rounds.
 
 Ray starts the actors, places them, and restarts them when their processes die. The pool
-knows which workers are ready, and gives each one to one subround at a time. If a round
-waits for workers, the pool logs what is missing.
+knows which workers are ready, and gives each worker to one subround (the part of a
+round that one Ray task runs) at a time. If a round waits for workers, the pool logs
+the missing workers.
 
     starting --loaded--> ready --taken--> busy --given back--> ready
         ^                  |                |
-        +----- its process ends, and Ray starts another one
+        +----- the worker's process ends, and Ray starts another
 
-A pool with a fixed `workers.count` is a placement group, so Ray places all workers or
-none. A pool of (min, max) starts max actors. Actors without room wait in Ray's queue,
-where Ray's autoscaler sees them.
+If `workers.count` is one number, the workers are in a placement group, so Ray places
+all of them or none. If it is (min, max), the pool starts max actors. Actors for which
+there is no room wait in Ray's queue, where Ray's autoscaler sees them.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ _LOOK_S = 1.0
 """Seconds between queries to the cluster, such as for draining nodes."""
 
 _PLACED_WITHIN_S = 30.0
-"""Seconds for which a member of a fixed pool counts as a worker without a process."""
+"""Seconds for which a starting worker of a pool of fixed size counts as available."""
 
 _TELL_AFTER_S = 5.0
 """Seconds that a caller waits for workers before the pool logs it."""
@@ -68,10 +69,11 @@ _TELL_AGAIN_S = 60.0
 """Seconds until the pool logs the wait again."""
 
 _REPORT_S = 5.0
-"""Seconds between reports. Ray drops a gauge that is not set for about 20 seconds."""
+"""Seconds between updates of the metric of ready workers. Ray drops a metric that is
+not set for about 20 seconds."""
 
 _LEAVE_S = 5.0
-"""Seconds that running tasks, and then workers, get to end before they are killed."""
+"""Seconds that `close` waits for tasks, and then for workers, before it kills them."""
 
 MAX_FAILED_STARTS = 3
 """Number of failed starts in a row after which all waiting callers get an error."""
@@ -82,14 +84,15 @@ _START_PAUSE_S = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How many workers a pool has, and the request of each one.
+    """The number of workers of a pool, and the resources of one worker.
 
     Attributes:
-        least: Number of ready workers that a round of a pool of (min, max) waits for.
-        most: Number of actors. Actors without room wait in Ray's queue.
-        is_fixed: Whether the user or the cluster sets one number, not (min, max).
-        each: The resources that one worker asks Ray for, in words, for errors.
-        wait_timeout_s: Seconds that a caller waits for room.
+        least: Minimum number of workers. In a pool of (min, max), a round waits until
+            this number of workers is ready.
+        most: Number of actors that the pool starts.
+        is_fixed: Whether the pool has one number of workers, and not (min, max).
+        each: Description of the resources that one worker asks Ray for, for errors.
+        wait_timeout_s: Seconds that a round waits until a node has room for a worker.
     """
 
     least: int
@@ -104,11 +107,13 @@ class Member:
     """A worker of the pool.
 
     Attributes:
-        described: Description that the worker sent, or None until it is ready.
-        since_s: When the worker began to start, or was lost.
+        name: Name such as "worker 0", which outlives the worker's processes.
+        handle: Ray's handle of the actor.
+        since_s: Time at which the worker began to start, or was lost.
+        described: Description that the worker sent, or None if it is not ready.
         is_placed: Whether the worker has a process that answers.
-        is_busy: Whether a subround has the worker.
-        refusal: Why the worker must not be used, or "" if it may be.
+        is_busy: Whether a subround uses the worker.
+        refusal: Reason for which the worker must not be used, or "".
     """
 
     name: str
@@ -132,16 +137,17 @@ class Member:
 
 @dataclasses.dataclass(eq=False)
 class _Waiter:
-    """A caller that waits for workers.
+    """A coroutine that waits for workers of the pool.
 
     Attributes:
-        num_ready: Number of ready workers that the caller needs.
-        member: The only worker that the caller can use, or None for any.
-        max_team: Maximum number of idle workers to hand over. With 0 the caller only
-            waits until enough workers are ready.
-        prefers: See `Pool.take`.
-        team: Workers that were handed over. The pool sets it under its lock.
-        answer: Done once the caller has its workers, or is refused.
+        num_ready: Number of workers that must be ready.
+        member: The only worker that the waiter can use, or None for any worker.
+        max_team: Maximum number of idle workers that the waiter takes. With 0 it takes
+            none, and only waits until `num_ready` workers, or `member`, are ready.
+        prefers: Digest of clients, see `Pool.take`.
+        team: Workers that the waiter has taken. The pool sets this under its lock.
+        answer: Future that is done once the wait is over. It has the error if the wait
+            was in vain.
     """
 
     num_ready: int = 1
@@ -161,16 +167,17 @@ class _Waiter:
 
 @dataclasses.dataclass(frozen=True)
 class Census:
-    """The states of the workers of a pool.
-
-    Refused workers do not count.
+    """The number of a pool's workers in each state.
 
     Attributes:
-        num_ready: Number of workers that are ready or busy.
+        num_usable: Number of all workers that were not refused. The pool refuses
+            workers that differ from the other workers or from the driver.
+        num_ready: Number of workers that have loaded TensorFlow, idle or busy.
+        num_busy: Number of workers that run work.
         num_loading: Number of workers whose process answers and loads TensorFlow.
         num_unplaced: Number of workers without a process that answers.
-        num_pending: Number of requests for room in Ray's queue. Other pools may have
-            made some of them.
+        num_pending: Number of actors in Ray's queue for which no node has room. Some
+            may belong to other pools.
     """
 
     num_usable: int
@@ -182,7 +189,7 @@ class Census:
 
     @property
     def num_roomless(self) -> int:
-        """Number of workers that wait for room."""
+        """Number of workers for which no node has room."""
         return min(self.num_pending, self.num_unplaced)
 
     @property
@@ -191,22 +198,22 @@ class Census:
         return self.num_loading + self.num_unplaced - self.num_roomless
 
     def count_missing(self, num_ready: int) -> int:
-        """Return how many of the workers that a caller needs are not ready."""
+        """Return how many more workers must become ready, so that `num_ready` are."""
         return max(0, num_ready - self.num_ready)
 
     def count_without_room(self, num_ready: int) -> int:
-        """Return how many of the workers that a caller needs wait for room."""
+        """Return how many of these missing workers wait for room on a node."""
         return max(0, self.count_missing(num_ready) - self.num_starting)
 
     def find_limit_s(
         self, num_ready: int, wait_timeout_s: float, start_timeout_s: float
     ) -> float:
-        """Return how long a caller may wait for workers without any progress.
+        """Return for how many seconds a call may wait for workers without progress.
 
-        Three waits have three limits. Room must come within `wait_timeout_s`. A worker
-        with room must start within `start_timeout_s`, which its watcher enforces once
-        its process answers. A busy worker has no limit here: `subrounds.timeout_s` ends
-        it.
+        A wait for room on a node has the limit `wait_timeout_s`. A wait for a worker's
+        process has the larger of both limits. All other waits have no limit here: the
+        pool itself ends a process that loads for `start_timeout_s`, and
+        `subrounds.timeout_s` ends busy workers.
         """
         if self.num_busy or not self.count_missing(num_ready):
             return math.inf
@@ -215,9 +222,10 @@ class Census:
         return math.inf if self.num_loading else max(wait_timeout_s, start_timeout_s)
 
     def describe(self, num_ready: int, needed: str) -> str:
-        """Say what a caller waits for, or "" if it has all workers.
+        """Describe what a call that needs `num_ready` workers waits for.
 
-        `needed` is the room.
+        `needed` describes missing room on nodes, or is "". The result is "" if all
+        workers are ready.
         """
         expected = max(num_ready, self.num_ready + self.num_starting)
         counted = "1 worker" if expected == 1 else f"{expected} workers"
@@ -231,15 +239,22 @@ class Census:
 
 
 class Pool:
-    """The worker actors of a context, and which subround has each one.
+    """The worker actors of a context. Each worker runs one subround at a time.
 
-    If this process runs in a placement group, the workers are placed in its bundles.
+    The constructor starts the actors, and does not wait for them. A thread of the pool
+    follows each actor. `close` ends the actors.
+
+    Args:
+        config: Settings of the workers.
+        size: Number of workers.
+        group: Placement group of this process, whose bundles the workers get, or None.
+        program: Name of the run in Ray's lists, logs and metrics.
+        job: Job of Ray that the workers belong to.
 
     Attributes:
-        job: Job of Ray that the workers belong to.
         members: All workers.
-        running: Answers of the tasks that run subrounds now.
-        stragglers: Compares the subrounds of one round.
+        running: Futures of the tasks that run subrounds now.
+        stragglers: Record of durations that finds slow subrounds.
     """
 
     def __init__(
@@ -339,10 +354,7 @@ class Pool:
         await self.job.answer(member.handle.hold.remote())
 
     def _refuse(self, described: WorkerDescription) -> str:
-        """Return why a worker must not be used, or "" if it may be.
-
-        The first worker sets the fingerprint that later workers must have.
-        """
+        # The first worker sets the fingerprint that later workers must have.
         allow_mixed = self._config.workers.allow_mixed
         difference = describe_difference(described, self._driver, self._fingerprint)
         if not described.missing and (difference is None or allow_mixed):
@@ -354,7 +366,6 @@ class Pool:
         return f"on node {described.address} was refused: {why}."
 
     def _note_end(self, member: Member, error: BaseException) -> None:
-        """Record that a worker failed to start or ended. Restart it if Ray does not."""
         timeout_s = self._config.workers.start_timeout_s
         detail = f"`{member.name}`: {failures.describe(error)}"
         if isinstance(error, TimeoutError):
@@ -362,6 +373,7 @@ class Pool:
                 f"`{member.name}` was not ready within {timeout_s:.0f} s"
                 " (`workers.start_timeout_s`)"
             )
+        # A process that answered `ping` but never sent its description failed to start.
         is_start = member.is_placed and member.described is None
         is_dead = isinstance(
             error, (ray.exceptions.ActorDiedError, *failures.FATAL_ERRORS)
@@ -386,7 +398,6 @@ class Pool:
         self._serve()
 
     async def _report(self) -> None:
-        """Update Ray's metric of ready workers, and check the waiting callers."""
         gauge, reported_s = metrics.workers_ready(self._program), 0.0
         while not self._is_closed and self.job.is_current:
             if time.monotonic() >= reported_s + _REPORT_S:
@@ -402,10 +413,9 @@ class Pool:
             await asyncio.sleep(_RETRY_S if self._waiting else _LOOK_S)
 
     async def _judge(self) -> None:
-        """Refuse callers whose wait is over its limit, and log what others wait for."""
         num_pending = await self._count_pending()
         roomless = self._count(None, num_pending).num_roomless
-        # A worker that got room is progress, so callers wait for the others again.
+        # A worker that got room is progress, so all limits of waits start again.
         if roomless < self._roomless:
             self._progress_s = time.monotonic()
         self._roomless = roomless
@@ -484,7 +494,6 @@ class Pool:
         return num_pending
 
     async def _name_need(self, num_workers: int) -> str:
-        """Return the room that workers need, in words, or "" for no workers."""
         if not num_workers:
             return ""
         if self._own_group is not None:  # Ray places all bundles at once
@@ -509,7 +518,7 @@ class Pool:
             f" {self.size.each}, found {self.num_ready} after {waited_s:.0f} s"
             f" (`workers.wait_timeout_s`){starting}, and {len(nodes)} nodes"
             f" ({draining} draining) with room for {room}{refused}.{last} Add nodes,"
-            " lower what `workers` asks for, or wait longer."
+            " lower the resources of `workers`, or wait longer."
         )
 
     def _refuse_waiters(self, waiters: Iterable[_Waiter], error: Exception) -> None:
@@ -529,15 +538,16 @@ class Pool:
 
     @property
     def fingerprint(self) -> Fingerprint | None:
-        """Fingerprint of all workers, or None if they may differ."""
+        """Fingerprint of all workers, or None if workers may differ (`allow_mixed`)."""
         return None if self._config.workers.allow_mixed else self._fingerprint
 
     async def count_workers(self) -> int:
-        """Wait for the minimum of workers, and return the number to cut a round for.
+        """Wait for the minimum of workers, and return the number for a round.
 
-        This also ends idle workers on draining nodes. A complete pool looks for them at
-        most once in `_LOOK_S`, and does not wait for the answer. Raises ResourceError
-        without room for the minimum, and RetryBudgetError if workers do not start.
+        This also ends idle workers on nodes that Ray will soon remove. If all workers
+        are ready, the search for these nodes runs at most once in `_LOOK_S`, in the
+        background. Raises ResourceError if nodes have no room for the minimum, and
+        RetryBudgetError if workers do not start.
         """
         self.job.check()
         is_full = self.num_ready == self.size.most
@@ -562,7 +572,7 @@ class Pool:
         )
 
     async def _leave_nodes(self) -> None:
-        """End idle workers on draining nodes. Ray then starts them on other nodes."""
+        # Ray starts the workers that this ends on other nodes.
         draining = await inventory.look_up(inventory.read_draining)
         with self._lock:
             leaving = [
@@ -577,10 +587,10 @@ class Pool:
             ray.kill(member.handle, no_restart=False)
 
     async def await_change(self, told: str | None) -> str:
-        """Describe what calls wait for, once the text differs from `told`.
+        """Describe what calls wait for, as soon as the text differs from `told`.
 
-        The text is "" while no call waits for a worker that has yet to start. With
-        None, return the present text.
+        `told` is the last result. With None, the present text is returned at once. The
+        text is "" if no call waits for workers to start.
         """
         while True:
             waits_for = await self._describe_waits()
@@ -600,21 +610,19 @@ class Pool:
         return census.describe(first.num_ready, await self._name_need(missing))
 
     async def take(self, prefers: bytes, count: int) -> list[Member]:
-        """Wait until a worker is idle, and return one or more idle workers.
+        """Wait until a worker is idle, and take up to `count` idle workers.
 
-        The worker that last ran the clients of `prefers` (see `name_clients`) comes
-        first, if it is idle. Raises ResourceError or RetryBudgetError if there will be
-        no worker.
+        The caller returns the workers by `give_back`. `prefers` is a digest of clients
+        (see `name_clients`). If the worker that ran these clients last is idle, it is
+        the first of the result, because it may have cached their data. Raises
+        ResourceError or RetryBudgetError if no worker can become idle.
         """
         waiter = _Waiter(max_team=count, prefers=prefers)
         await self._wait(waiter)
         return waiter.team
 
     def take_now(self, prefers: bytes, count: int) -> list[Member]:
-        """Return workers that are idle now.
-
-        Waiting callers have received theirs by then.
-        """
+        """Take up to `count` workers that are idle now, possibly none; see `take`."""
         with self._lock:
             return self._pick(prefers, count)
 
@@ -630,7 +638,7 @@ class Pool:
     async def ready(self, member: Member) -> WorkerDescription:
         """Wait until a worker is ready, and return its description.
 
-        Raises as `take` does.
+        The worker may be busy. Raises the errors of `take`.
         """
         while (described := member.described) is None:
             await self._wait(_Waiter(member=member))
@@ -642,7 +650,7 @@ class Pool:
         try:
             self._serve()
             await asyncio.wrap_future(waiter.answer)
-        except BaseException:  # a cancelled caller may have received workers already
+        except BaseException:  # a cancelled waiter may have taken workers already
             with self._lock:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
@@ -650,7 +658,7 @@ class Pool:
             raise
 
     def _serve(self) -> None:
-        """Give workers that are there to waiting callers, the earliest caller first."""
+        # The earliest waiter comes first. If several want a team, each gets one worker.
         served: list[_Waiter] = []
         with self._lock:
             teams = sum(waiter.max_team > 0 for waiter in self._waiting)
@@ -674,9 +682,9 @@ class Pool:
     def give_back(
         self, team: Iterable[Member], lost: Iterable[outcomes.Attempt] = ()
     ) -> None:
-        """Make workers idle after their work.
+        """Make the workers of `take` idle after their work.
 
-        Workers of `lost` attempts count as lost.
+        `lost` has the failed attempts of the work, whose workers count as lost.
         """
         with self._lock:
             for attempt in lost:
@@ -687,9 +695,9 @@ class Pool:
         self._serve()
 
     def lose(self, name: str, pid: int) -> None:
-        """Record that a worker's process seems dead, and check whether it is.
+        """Record that the process `pid` of a worker seems dead, and check this later.
 
-        A later process of the worker, with another `pid`, is not affected.
+        If the worker has another process by now, nothing happens.
         """
         with self._lock:
             for member in self.members:
@@ -701,19 +709,16 @@ class Pool:
                         self._thread.submit(self._see_again(member, pid))
 
     async def _see_again(self, member: Member, pid: int) -> None:
-        """Make a worker ready again if its process lives after all.
-
-        The process that called it lost may have died itself.
-        """
+        # The process that reported the loss may have died itself.
         with contextlib.suppress(ray.exceptions.RayError):
             described = await self.job.answer(member.handle.describe.remote())
             if described is not None and described.pid == pid:
                 self._change(member, described=described, is_placed=True)
 
     def note_holder(self, clients: bytes, worker: str) -> None:
-        """Record which worker ran clients last.
+        """Record the worker that ran some clients last, so that `take` prefers it.
 
-        `clients` is a result of `name_clients`.
+        `clients` is a digest of `name_clients`.
         """
         if clients:
             self._holders.put(clients, worker)
@@ -723,23 +728,24 @@ class Pool:
     ) -> tuple[list[Any], tuple[tuple[str, WorkerDescription | None], ...]]:
         """Return the handles for a subround, and the name and description of each.
 
-        Its own workers come first. Handles of other workers follow as replacements:
-        first ready workers, then workers on other nodes, then idle workers.
+        The workers of `team` come first. The others are replacements, which a subround
+        uses if it loses a worker. Replacements that are ready, on other nodes than the
+        team, and idle come first.
         """
         with self._lock:
             others = [m for m in self.members if m not in team and not m.refusal]
-            nodes = {member.node for member in team}  # a lost node loses them all
+            nodes = {member.node for member in team}  # the loss may be a node's
             others.sort(key=lambda m: (m.described is None, m.node in nodes, m.is_busy))
             ordered = [*team, *others][: max(len(team), _HANDLES)]
             known = tuple((m.name, m.described) for m in ordered)
             return [member.handle for member in ordered], known
 
     def new_name(self) -> str:
-        """Return a unique name for a subround."""
+        """Return a name for a subround that is unique in the cluster."""
         return f"{self._token}-{next(self._names)}"
 
     def end(self, name: str) -> None:
-        """End all attempts at a subround on all workers, also attempts yet to come."""
+        """End all attempts at a subround on all workers, also later attempts."""
         if not self.job.is_current:
             return
         for member in self.members:
@@ -747,15 +753,15 @@ class Pool:
                 member.handle.end_before.remote(name, _FOR_GOOD)
 
     def forget_clients(self, tokens: list[str]) -> None:
-        """Tell workers to drop the cached data of clients whose sources are gone."""
+        """Tell all workers to drop the cached data of the client sources `tokens`."""
         for member in self.members:
             member.handle.forget_clients.remote(tokens)
 
     def close(self, *, ray_ends: bool = False) -> None:
-        """End all workers.
+        """End all workers. Running work gets a few seconds to end by itself.
 
-        If the caller shuts Ray down next, workers are not killed here. Ray would log
-        each worker that is killed during work, with its remaining retries.
+        With `ray_ends`, the caller shuts Ray down next, so workers are not killed here.
+        Ray would log a killed worker, with its remaining retries.
         """
         self._is_closed = True
         cancelled = errors.RetryBudgetError("The subround was cancelled.", "fatal")
@@ -788,14 +794,14 @@ _HANDLES = 4
 replacements."""
 
 _FOR_GOOD = 10**9
-"""A turn number that is larger than the number of any attempt."""
+"""A number that is larger than the turn (the number) of any attempt at a subround."""
 
 
 class HeldWorker:
-    """A `WorkerSource` that gives the same worker of a pool for as long as it lives.
+    """A `WorkerSource` that always gives the same worker of a pool.
 
-    Work that is repeated after a loss has the budgets of a subround. The next work
-    starts with full budgets. The pool is not owned.
+    If the worker dies, its next process continues. Repeated work has the budgets of a
+    subround. The next work starts with full budgets. This object does not own the pool.
     """
 
     def __init__(self, pool: Pool, member: Member, budgets: Mapping[str, int]) -> None:
@@ -804,7 +810,11 @@ class HeldWorker:
         self._turn = 0
 
     async def lease(self, loss: LostWorkerError | None) -> Worker:
-        """Return the worker. After a loss, wait until Ray has restarted it."""
+        """Return the worker. After a loss, wait until Ray has restarted its process.
+
+        Raises RetryBudgetError or DeadlineError if the work has lost the worker too
+        often, and the errors of `Pool.take`.
+        """
         pool, member = self._pool, self._member
         while True:
             if loss is not None:
@@ -824,14 +834,15 @@ class HeldWorker:
                 return worker
 
     async def settle(self) -> None:
-        """Reset the budgets for the next work."""
+        """Forget the losses of the work that has succeeded."""
         self._lost.clear()
 
 
 def name_clients(argument: Any) -> bytes:
-    """Return a digest of the clients that an argument refers to, or b"" without any.
+    """Return a digest of the clients whose data an argument refers to.
 
-    Only a `ClientRun` refers to clients.
+    Equal clients have equal digests, so the pool can find the worker that has cached
+    their data. The digest is b"" if the argument contains no `ClientRun`.
     """
     digest, is_empty = hashlib.sha256(), True
     for run in trees.flatten(argument):
@@ -851,15 +862,16 @@ class _Siblings:
 
 
 class Stragglers:
-    """Finds stragglers: subrounds that run far longer than their siblings did.
+    """Finds stragglers: subrounds that run far longer than their siblings.
 
-    A subround is a straggler once it has run for `factor` times the median duration of
-    its finished siblings, and at least for `min_s`. There are no stragglers while more
-    siblings run than are finished. All times are seconds of one monotonic clock.
+    Siblings are the subrounds of one stage of a call. A subround is a straggler once it
+    has run for `factor` times the median duration of its finished siblings, and at
+    least for `min_s`. A stage has no stragglers while more siblings run than are
+    finished. All times are seconds of one monotonic clock.
 
     Args:
-        factor: Factor on the median duration, > 1.
-        min_s: Shortest run of a straggler in seconds, >= 0.
+        factor: Multiple of the median duration, > 1.
+        min_s: Minimum duration of a straggler in seconds, >= 0.
     """
 
     def __init__(self, factor: float, min_s: float) -> None:
@@ -868,26 +880,20 @@ class Stragglers:
         self._groups: dict[str, _Siblings] = {}
 
     def begin(self, siblings: str, subround: str, now_s: float) -> None:
-        """Record that a subround started on a worker.
-
-        Args:
-            siblings: Key that all subrounds of one stage of a call share.
-            subround: Name of the subround.
-            now_s: Present time.
-        """
+        """Record that `subround` starts. `siblings` is the key of all its siblings."""
         self._groups.setdefault(siblings, _Siblings()).begun_s[subround] = now_s
 
     def end(self, siblings: str, subround: str, now_s: float) -> None:
-        """Record that a subround ended. The last one that runs removes its siblings."""
+        """Record that a subround ended. When none runs, all siblings are forgotten."""
         group = self._groups[siblings]
         group.seconds.append(now_s - group.begun_s.pop(subround))
         if not group.begun_s:
             del self._groups[siblings]
 
     def due_s(self, siblings: str, subround: str) -> float | None:
-        """Return the time at which a running subround becomes a straggler.
+        """Return the time at which a running subround becomes a straggler, or None.
 
-        The result is None while more siblings run than are finished.
+        It is None while more siblings run than are finished.
         """
         group = self._groups[siblings]
         if len(group.seconds) < max(1, len(group.begun_s)):
@@ -903,12 +909,12 @@ def decide_size(
     may_grow: bool,
     occupied: Mapping[str, float] | None = None,
 ) -> Size:
-    """Return the size of a pool, or raise ResourceError if the nodes can never hold it.
+    """Return the size of a pool from `config.workers` and the cluster's resources.
 
-    `nodes` has all resources of each allowed node, or of each bundle of a placement
-    group without the resources that this process holds. `occupied` has these held
-    resources, or is None outside of a group. If nodes may join, a pool of (min, max)
-    can wait for its minimum.
+    `nodes` has the resources of each node on which workers may run. In a placement
+    group, it has the resources of each bundle, and `occupied` has the resources of this
+    process, which `nodes` lacks. If nodes may join, a pool of (min, max) can wait for
+    room. Raises ResourceError if the nodes can never have room for the pool.
     """
     each = inventory.Demand.of(config)
     fitting = sum(map(each.count_fitting, nodes))
@@ -936,7 +942,7 @@ def _describe_shortage(
     fitting: int,
 ) -> str:
     advice = (
-        "lower `workers.count` or what each worker asks for, or add nodes. With"
+        "lower `workers.count` or the resources of each worker, or add nodes. With"
         " workers=(min, max) the pool follows the cluster."
     )
     where = each.on_nodes() or " in the cluster"

@@ -1,20 +1,20 @@
-"""A federating strategy and an executor whose values stay on workers of Ray.
+"""Runs federated operations on Ray workers, where all values stay.
 
-    RayFederatingStrategy   cuts clients into chunks by index, and makes one call of a
-                            worker for each chunk and operation
-    RemoteExecutor          runs an executor's four methods on one worker, which returns
-                            no values
-    WorkerConnection        holds the present worker, and after a loss the next one. It
-                            is the only loop that repeats work.
+    RayFederatingStrategy   divides clients into chunks by index. Each operation is one
+                            call to the worker of each chunk.
+    RemoteExecutor          runs an executor's four methods on one worker. Results stay
+                            on the worker, and the driver has their keys.
+    WorkerConnection        has the present worker, and after a loss the next worker.
+                            Only this class repeats work.
 
-A large value that all clients share is put into the object store once, and embedded on
-each worker once. Each leaf gives one partial, which the unplaced executor merges. If
-that executor uses the same worker, the partial stays there.
+A leaf is a few neighboring clients whose values are added up one after another. An
+aggregation makes one partial result for each leaf. The unplaced executor, which has the
+server's values, merges the partials.
 
-A value knows how it was made: from a plain value, or by a call on other values. If its
-worker is lost, the source of workers gives another one, and the value is made again
-there. The source counts losses. It raises an error once a budget of `config.retry` is
-spent.
+A `RemoteValue` knows how it was made: from a plain value, or by a call on other values.
+If its worker is lost, the connection gets another worker from its `WorkerSource`, and
+the value is made again there. The source counts losses, and raises an error once a
+budget of `config.retry` is spent.
 """
 
 import asyncio
@@ -54,21 +54,22 @@ from ray_fed.worker.stacks import merge_values
 _T = TypeVar("_T")
 
 _DROPPED_TOGETHER = 64
-"""Number of unused values that one call drops on a worker."""
-
+"""Number of unused values after which one call drops them all on the worker."""
 
 _ANSWER_S = 10.0
 """Seconds that a worker may take to say what it runs. A stopped process never does."""
 
 _LATE_S = 1.0
-"""Seconds that a call may take on its way to a worker."""
+"""Seconds that a call may take to reach a worker."""
 
 
 class LostWorkerError(errors.ClusterError):
     """The worker died, hung, ran out of memory, or was restarted during work.
 
-    `error` is a `TimeoutError` if the worker hung, and a `NotLoadedError` if Ray has
-    started another process.
+    Attributes:
+        worker: The lost worker.
+        error: Ray's error, a WorkerMemoryError, a TimeoutError if the worker hung, or a
+            NotLoadedError if Ray has started another process.
     """
 
     def __init__(self, worker: "Worker", error: BaseException) -> None:
@@ -79,12 +80,14 @@ class LostWorkerError(errors.ClusterError):
     def count(
         self, lost: list[Attempt], budgets: Mapping[str, int], begun_s: float
     ) -> None:
-        """Append the lost attempt to `lost`. A new process does not count as a loss.
+        """Append this loss to the lost attempts of the work, and check the budgets.
+
+        A NotLoadedError does not count, because the loss of the former process does.
 
         Args:
-            lost: Earlier lost attempts at the same work.
+            lost: Earlier lost attempts at the same work, to which this appends.
             budgets: Number of failures of each class that the work may have.
-            begun_s: When the work asked for its first worker.
+            begun_s: Time at which the work asked for its first worker.
 
         Raises:
             DeadlineError: The work hung too often.
@@ -107,7 +110,6 @@ class LostWorkerError(errors.ClusterError):
         failures.check_budgets(lost, budgets, failure)
 
     def _find_cause(self) -> Failure:
-        """Return why the worker was lost. This may ask the cluster."""
         name, error = f"`{self.worker.name}`", self.error
         if isinstance(error, TimeoutError):
             return Failure(
@@ -127,8 +129,10 @@ class Worker:
     """A worker process that a connection uses until the process is lost.
 
     Args:
-        scope: Unique name under which the actor keeps the values of this use.
-        described: Description that the worker sent, or None.
+        handle: Ray's handle of the actor.
+        scope: Unique name for the values that the actor stores for this connection.
+        name: Name of the worker, such as "worker 0".
+        described: Description that the worker sent, or None if it is unknown.
         job: Job of Ray that the handle belongs to. Pass None in a task, whose process
             cannot leave its job.
     """
@@ -154,10 +158,10 @@ class Worker:
         return "unknown" if self.described is None else self.described.address
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the actor in this scope, and return its result.
+        """Call a method of `LeafWorker` with this scope and `args`. Return its result.
 
-        Raises LostWorkerError if the process was lost, and ContextStateError if this
-        process has left the worker's Ray.
+        Raises LostWorkerError if the worker was lost, ContextStateError if this process
+        has left the worker's Ray, and any error of the method.
         """
         with self.reached():
             return await self._answer(
@@ -175,12 +179,12 @@ class Worker:
 
     @contextlib.contextmanager
     def reached(self) -> Generator[None]:
-        """Translate Ray's errors of the `with` block to the errors of `call`."""
+        """Raise the errors of `call` in place of Ray's errors in the `with` block."""
         try:
             with contextlib.nullcontext() if self._job is None else self._job.watched():
                 yield
         except ray.exceptions.RayError as error:
-            # The argument of a call may have been lost, not the worker.
+            # Ray also wraps the loss of a call's argument in a RayTaskError.
             is_task = isinstance(error, ray.exceptions.RayTaskError)
             cause = failures.unwrap(error) if is_task else error
             if isinstance(cause, errors.WorkerMemoryError):
@@ -193,8 +197,8 @@ class Worker:
     async def evaluate(self, work: "WorkerWork", num_stored: int = 0) -> Evaluated:
         """Evaluate a whole plan in one call, and return its outcome.
 
-        The last `num_stored` values stay in the object store, as `Stored`. The others
-        are returned, still encoded.
+        With `num_stored` = 0, the outcome has encoded values. Otherwise this is the
+        number of the plan's values, which stay in the object store as `Stored`.
         """
         if num_stored:
             evaluate = self.handle.evaluate.options(num_returns=1 + num_stored)
@@ -210,7 +214,7 @@ class Worker:
             answer = await self.call("evaluate", *work.for_worker())
         evaluated, noted, described = object_store.unpack_result(answer)
         if self.described and self.described.fingerprint != described.fingerprint:
-            another = NotLoadedError("Expected the process that was known.")
+            another = NotLoadedError("Expected the same process, found another.")
             raise LostWorkerError(self, another)  # Ray restarted it on another machine
         self.described = described
         diagnostics.note(noted)
@@ -219,12 +223,11 @@ class Worker:
     async def in_time(
         self, work: Coroutine[Any, Any, _T], timeout_s: float | None
     ) -> _T:
-        """Return the result of work.
+        """Return the result of work on this worker.
 
-        If it runs too long, end the worker.
-
-        Time in which the work waits for other work does not count. A worker that was
-        ended raises LostWorkerError.
+        If the worker runs the work for over `timeout_s`, its process is killed, and
+        LostWorkerError is raised. Time in which the work waits for other work on the
+        same worker does not count.
         """
         if timeout_s is None:
             return await work
@@ -242,10 +245,7 @@ class Worker:
                 await asyncio.wait({running})
 
     async def _running_s(self, timeout_s: float) -> float:
-        """Return for how long the worker has run work of this scope.
-
-        If the worker does not answer, the result is `timeout_s`.
-        """
+        # How long the worker has run this work, or `timeout_s` if it does not answer.
         try:
             asked = self._answer(self.handle.running_s.remote())
             scope, seconds = await asyncio.wait_for(asked, _ANSWER_S)
@@ -257,24 +257,29 @@ class Worker:
 
 
 class WorkerSource(Protocol):
-    """Gives a connection its workers."""
+    """Gives workers to a `WorkerConnection`, and counts their losses."""
 
     async def lease(self, loss: LostWorkerError | None) -> Worker:
-        """Return a worker whose scope is open and empty, or raise ClusterError.
+        """Return the next worker, which has no values of this connection yet.
 
-        `loss` is the loss of the worker before, or None for the first worker.
+        `loss` is the loss of the former worker, or None for the first worker. Raises
+        ClusterError if there is no worker, or if a budget of losses is spent.
         """
         ...
 
     async def settle(self) -> None:
-        """Record that work which lost a worker has succeeded on another."""
+        """Record that work has succeeded after it lost a worker."""
         ...
 
 
 class WorkerConnection:
-    """Runs work on one worker at a time, and assigns keys to the values there.
+    """Runs work on one worker, and on another worker after a loss.
 
-    It does not own `source`. With a `timeout_s` of None, work has no time limit.
+    Values on the worker have keys, which this object assigns.
+
+    Args:
+        source: Source of the workers, which this object does not own.
+        timeout_s: Seconds that one piece of work may run, or None for no limit.
     """
 
     def __init__(self, source: WorkerSource, timeout_s: float | None = None) -> None:
@@ -285,36 +290,37 @@ class WorkerConnection:
         self._dropped: collections.deque[int] = collections.deque()
 
     def new_key(self) -> int:
-        """Return a key that no value of this connection has."""
+        """Return an unused key for a value."""
         return next(self._keys)
 
     def drop(self, key: int) -> None:
-        """Drop a value on the worker, at a later call of `run`."""
+        """Free the worker's value under a key. A later call of `run` does this."""
         self._dropped.append(key)
 
     def close(self) -> None:
-        """Stop waiting for a worker."""
+        """Stop waiting for a worker. The worker and its values stay as they are."""
         if self._leased is not None:
             self._leased.cancel()
 
     async def run(self, work: Callable[[Worker], Coroutine[Any, Any, _T]]) -> _T:
-        """Run work on the worker. After a loss, run it again on the next worker.
+        """Run `work(worker)`. After a loss, run it again on the next worker.
 
-        Raises:
-            ClusterError: The source has no other worker, or a budget is spent.
-            Exception: The work raised it.
+        Raises ClusterError if there is no further worker or a budget is spent, and any
+        error of `work` that is not a LostWorkerError.
         """
         source = self._source
         if self._leased is None or has_failed(self._leased):
             self._leased = _lease(source, None)
         leased, is_first = self._leased, True
         while True:
+            # Other work may wait for the same lease, so a cancelled caller must not
+            # cancel it.
             worker = await asyncio.shield(leased)
             try:
                 self._send_dropped(worker)
                 result = await worker.in_time(work(worker), self._timeout_s)
             except LostWorkerError as loss:
-                # Other work may have lost the same worker and leased the next one.
+                # Other work may have lost the same worker, and leased the next already.
                 if self._leased is leased:
                     self._leased = _lease(source, loss)
                 leased, is_first = self._leased, False
@@ -344,30 +350,35 @@ flf = fl.framework
 _NAME = "RemoteExecutor"
 
 _SHARED_VALUES = 256
-"""Number of functions and stored values that one executor keeps embedded."""
+"""Number of functions and stored values that one executor keeps on its worker."""
 
 Make: TypeAlias = Callable[[Worker, int], Coroutine[Any, Any, Any]]
-"""Makes a value on a worker under a key. It first makes the values that it needs."""
+"""Function that makes a value on a worker, and stores it there under a key. It first
+makes the other values that it needs."""
 
 
 class WorkerWork(Protocol):
-    """A plan that is packed for workers. `subround.Work` is its implementation."""
+    """A plan that is packed for workers. `subround.Work` implements this."""
 
     def for_worker(self) -> list[Any]:
-        """Return the arguments of `LeafWorker.evaluate`, after the scope."""
+        """Return the arguments of `LeafWorker.evaluate` that follow its scope."""
         ...
 
     def deal(self, num_workers: int) -> "tuple[Sequence[WorkerWork], int]":
-        """Divide the plan among several workers, see `subround.Work.deal`."""
+        """Divide the plan among workers, see `subround.Work.deal`."""
         ...
 
 
 class RemoteValue(flf.ExecutorValue):
-    """A value on the worker of a connection.
+    """A value on a worker, which the worker makes when the value is first needed.
 
-    It is made when a worker first needs it.
+    If the worker is lost, the next worker makes the value again.
 
-    After a loss it is made again, so `make` must give the same value each time.
+    Args:
+        connection: Connection to the worker.
+        key: Key under which the worker stores the value.
+        type_signature: Type of the value.
+        make: Function that makes the value. Each call must make an equal value.
     """
 
     def __init__(
@@ -397,7 +408,7 @@ class RemoteValue(flf.ExecutorValue):
         return self._type_signature
 
     async def on(self, worker: Worker) -> int:
-        """Make the value on a worker of the connection if needed. Return its key."""
+        """Make the value on `worker` if it is not there yet. Return its key there."""
         if (
             self._made is None
             or self._made[0] is not worker
@@ -406,16 +417,16 @@ class RemoteValue(flf.ExecutorValue):
             making = asyncio.ensure_future(self._make(worker, self.key))
             making.add_done_callback(has_failed)  # asyncio prints errors left unread
             self._made = worker, making
-        await asyncio.shield(self._made[1])
+        await asyncio.shield(self._made[1])  # other work may wait for it, too
         return self.key
 
     async def ready(self) -> Self:
-        """Make the value on the present worker if needed. Return this object."""
+        """Make the value on the connection's worker if needed. Return this object."""
         await self.connection.run(self.on)
         return self
 
     async def fetch(self, method: str) -> Any:
-        """Return the result of a worker's method that takes this value's key."""
+        """Call a method of `LeafWorker` with this value's key. Return its result."""
 
         async def call(worker: Worker) -> Any:
             return await worker.call(method, await self.on(worker))
@@ -424,7 +435,7 @@ class RemoteValue(flf.ExecutorValue):
 
     @override
     async def compute(self) -> Any:
-        """Return the value as any executor does. Structures have their names."""
+        """Return the value, with structs of federated_language for named structs."""
         return plain_values.to_structs(
             await self.fetch("compute"), self._type_signature
         )
@@ -435,10 +446,12 @@ def _encoded(value: Any) -> Any:
 
 
 class RemoteExecutor(flf.Executor):
-    """Runs every method of an executor on the leaf stack of one worker.
+    """An executor whose methods run on one worker, where all values stay.
 
-    It does not own the connection. `arrays` are the arrays of `plans.Finish`, or
-    None to store the arrays of this process.
+    Args:
+        connection: Connection to the worker, which this executor does not own.
+        arrays: Names and references of the frozen arrays in the functions, as in
+            `plans.Finish`. With None, the executor stores the arrays of this process.
     """
 
     def __init__(
@@ -455,16 +468,16 @@ class RemoteExecutor(flf.Executor):
         self._shared.clear()
 
     def holds(self, value: flf.ExecutorValue) -> bool:
-        """Return whether a value uses the same connection as this executor."""
+        """Return whether a value is on the worker of this executor."""
         return isinstance(value, RemoteValue) and value.connection is self._connection
 
     def derive(self, type_spec: fl.Type, make: Make) -> RemoteValue:
-        """Return a new value of a type, which `make` makes when it is needed."""
+        """Return a new value, which the worker makes by `make` when it is needed."""
         key = self._connection.new_key()
         return RemoteValue(self._connection, key, type_spec, make)
 
     def embed(self, value: Any, type_spec: fl.Type) -> RemoteValue:
-        """Return a plain value that is embedded on the worker when it is needed."""
+        """Return a value that the worker makes from a plain value when needed."""
         serialized = blocks.serialize_type(type_spec)
 
         async def make(worker: Worker, key: int) -> None:
@@ -541,8 +554,8 @@ class RemoteExecutor(flf.Executor):
         remote = type_checks.narrow(value, RemoteValue, _NAME)
         if not self.holds(remote):
             raise errors.ValueMismatchError(
-                "Expected a value on this executor's worker, found one on another:"
-                " compute it and embed what it is."
+                "Expected a value on this executor's worker, found a value on another"
+                " worker: compute the value there, and embed the result here."
             )
         return remote
 
@@ -591,7 +604,10 @@ class RemoteExecutor(flf.Executor):
 
 
 class RayPlaced:
-    """Values of clients on workers, as one remote value for each chunk, in order."""
+    """The values of all clients: for each chunk of clients, in order, a remote value.
+
+    `member` is the type of one client's value.
+    """
 
     def __init__(self, member: fl.Type, chunks: list[RemoteValue]) -> None:
         self.member = member
@@ -606,14 +622,15 @@ class RayPlaced:
 
 
 class RayFederatingStrategy(FederatingStrategy):
-    """Runs contiguous chunks of clients on workers.
+    """Runs federated operations on workers, each for one chunk of neighboring clients.
+
+    The strategy owns none of its executors.
 
     Args:
-        unplaced: Executor that merges partials. It is not owned.
-        workers: Executors of the workers. Each gets at most one chunk. They are not
-            owned.
+        unplaced: Executor that merges partial results.
+        workers: Executors of the workers. A worker gets at most one chunk.
         num_clients: Number of clients of the cohort.
-        clients_per_leaf: See `merge_tree.cut_leaves`.
+        clients_per_leaf: Number of clients of a leaf, see `merge_tree.cut_leaves`.
     """
 
     def __init__(
@@ -652,10 +669,7 @@ class RayFederatingStrategy(FederatingStrategy):
     async def _embed_everywhere(
         self, value: Any, type_spec: fl.Type, label: str
     ) -> list[RemoteValue]:
-        """Embed a value on each worker.
-
-        If some workers lack the value, it is read once and stored once for all.
-        """
+        # If any worker lacks the value, it is read once and stored once for all.
         embedded = value if isinstance(value, RemoteValue) else None
         if embedded is not None and all(w.holds(embedded) for w in self._workers):
             return [embedded for _ in self._workers]
@@ -727,11 +741,10 @@ class RayFederatingStrategy(FederatingStrategy):
         return await merge_values(self._unplaced, function, merged, nodes)
 
     async def evaluate(self, subround: WorkerWork) -> Evaluated:
-        """Evaluate a packed subround on all workers at once.
+        """Evaluate a packed subround on all workers, and return the joined outcome.
 
-        Each worker gets a contiguous part of the chunks. It runs them by the subround's
-        kernel. Without a kernel, it interprets them in its own process. Values of the
-        result stay encoded.
+        Each worker evaluates neighboring chunks in one call. The values of the outcome
+        are encoded and in client order.
         """
         parts, num_kept = subround.deal(len(self._workers))
         if len(parts) == 1:
@@ -754,10 +767,10 @@ class RayFederatingStrategy(FederatingStrategy):
 
 
 def _join(parts: Sequence[Evaluated], num_kept: int) -> Evaluated:
-    """Join the outcomes of the parts of a subround, in client order.
+    """Join the outcomes of a subround's parts, which are in client order.
 
-    Their encoded values are first one value for each leaf or subtree, and then
-    `num_kept` lists of values that clients keep.
+    The encoded values of a part are one value for each leaf or subtree, and then
+    `num_kept` lists. A list has the values that the part's clients keep for later.
     """
     others = [v for part in parts for v in part.values[: len(part.values) - num_kept]]
     kept = [
@@ -807,12 +820,10 @@ def _reduce_leaves(
     leaves: list[range],
     draw: random_keys.DrawKey,
 ) -> list[RemoteValue]:
-    """Return one partial for each leaf of a chunk.
+    """Return the partial result of each leaf of a chunk. One call makes them all.
 
-    One call makes all of them.
-
-    `sources` are the chunk, zero, and the accumulate function. Leaves are ranges of
-    indices in the cohort.
+    `sources` are the chunk, the initial value of an accumulator, and the function that
+    adds a client's value to an accumulator. `leaves` are ranges of client indices.
     """
     result = type_checks.function_type(sources[2].type_signature).result
 
@@ -833,7 +844,7 @@ def _reduce_leaves(
 
 
 def _chunk(arg: PlacedArg, index: int) -> Any:
-    """Return one chunk of an argument. A struct becomes a list of (name, chunk)."""
+    """Return one chunk of an argument. A struct becomes (name, chunk) pairs."""
     if isinstance(arg, Struct):
         return [
             (name, _chunk(element, index))
@@ -843,7 +854,6 @@ def _chunk(arg: PlacedArg, index: int) -> Any:
 
 
 async def _keys(argument: Any, on: Worker) -> Any:
-    """Return the result of `_chunk` with keys in place of remote values."""
     if isinstance(argument, RemoteValue):
         return await argument.on(on)
     return [(name, await _keys(element, on)) for name, element in argument]

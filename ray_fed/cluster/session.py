@@ -1,4 +1,8 @@
-"""Connects to Ray or starts it, and runs plans on a pool of workers there."""
+"""Connects to Ray or starts it, and runs plans on a pool of workers there.
+
+A plan is the work of one subround (a part of a round) or of the finish of a round, as
+data. A `Session` has the connection and the pool, and a `RayRunner` runs the plans.
+"""
 
 import asyncio
 import atexit
@@ -36,11 +40,11 @@ from ray_fed.values.client_references import ClientRun
 _logger = logging.getLogger(__name__)
 
 _IDLE_COORDINATOR_MS = 600_000
-"""Milliseconds until Ray ends an idle task process. By default Ray ends it within
-seconds, and the next round would wait for a new one."""
+"""Milliseconds until Ray ends an idle task process. Ray's default is seconds, so the
+next round would wait for a new process."""
 
 _NAMED_CALLS = 100
-"""Number of calls of a context whose tasks have their exact number in the name."""
+"""Number of calls of a context that have their exact number in the names of tasks."""
 
 _LOOK_S = 0.5
 """Seconds between checks of whether a long subround is a straggler."""
@@ -51,10 +55,10 @@ def _say_nothing(activity: str) -> None:
 
 
 class _Submitted:
-    """A plan that runs as a Ray task, on workers that it has until its end.
+    """One Ray task that runs a subround, with the workers that it uses until its end.
 
     Attributes:
-        answer: Future of the task. It is done once the task has ended.
+        answer: Future of the task. It is set by `begin`.
         outcome: Outcome without values. It is set once the task has succeeded.
     """
 
@@ -68,7 +72,6 @@ class _Submitted:
         self.outcome: outcomes.Outcome
 
     def begin(self, team: Sequence[Member]) -> None:
-        """Submit the task. It runs on these workers unless they are lost."""
         self._team = team
         self._begun_s = time.monotonic()
         try:
@@ -85,7 +88,6 @@ class _Submitted:
         self.answer = asyncio.wrap_future(answer)
 
     def _end(self, answer: "concurrent.futures.Future[Any]") -> None:
-        """Give the workers back, and tell the pool which of them were lost."""
         self._pool.running.discard(answer)
         lost: Sequence[outcomes.Attempt] = ()
         if not answer.cancelled() and answer.exception() is None:
@@ -94,10 +96,7 @@ class _Submitted:
         self._pool.give_back(self._team, lost)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the task, and return whether it has ended.
-
-        Raises the task's error.
-        """
+        # If the task has failed, `answer.result` raises its error.
         done, _ = await asyncio.wait({self.answer}, timeout=timeout_s)
         for answer in done:
             answer.result()
@@ -105,13 +104,12 @@ class _Submitted:
 
     @property
     def values(self) -> list[Any]:
-        """References to the values that the task returns."""
-        return self._references[1:]
+        return self._references[1:]  # the first one is the outcome
 
     def leave(self) -> None:
         """End the task's work on all workers, and ignore its result.
 
-        This does not use `ray.cancel`. If the task answers at the same moment, Ray 2.60
+        This does not use `ray.cancel`: if the task answers at the same moment, Ray 2.60
         ends this process with a failed check (seen 2026-11-22).
         """
         self._pool.end(self.name)
@@ -122,7 +120,6 @@ class _Submitted:
         self._references.clear()
 
     def as_slower(self) -> outcomes.Attempt:
-        """Return a record of this attempt, after the other copy ended first."""
         member = self._team[0]
         described = member.described
         return outcomes.Attempt.on(
@@ -137,12 +134,18 @@ class _Submitted:
 
 
 class RayRunner(fl.framework.AsyncContext):
-    """Runs a subround as a Ray task, and a finish as a call of a worker.
+    """Runs plans: a subround as a Ray task, and a finish as a call to a worker.
 
-    The task replaces workers that it loses. Ray repeats a task whose own process or
-    node died. Both count against the same budgets. A finish replaces workers in the
-    same way. If a subround takes far longer than its siblings, it is submitted again,
-    on an idle worker. The first result counts. The pool is not owned.
+    A finish is the end of a round, with the server's work. If a worker is lost, the
+    task (or here, a finish) continues on another worker. If the process of the task is
+    lost, Ray repeats the task. Both count against the budgets of `config.retry`. If a
+    subround takes far longer than its siblings, a copy starts on an idle worker, and
+    the first result counts.
+
+    Args:
+        workers: Pool of the workers, which the runner does not own.
+        config: The settings.
+        program: Name of the run in the names of Ray's tasks.
     """
 
     def __init__(self, workers: Pool, config: Config, program: str) -> None:
@@ -187,10 +190,8 @@ class RayRunner(fl.framework.AsyncContext):
             return dataclasses.replace(outcome, values=tuple(values), lost=lost)
 
     async def _finish(self, comp: plans.Finish, arg: Any) -> outcomes.Outcome:
-        """Run a finish by calling the worker directly from the driver.
-
-        A Ray task in between would take longer than the rest of a small round's end.
-        """
+        # The driver calls the worker itself: a Ray task in between would take longer
+        # than the rest of a small round's end.
         name = self.pool.new_name()
         stays = comp.components_type is not None
         team = await self.pool.take(b"", 1)
@@ -212,15 +213,12 @@ class RayRunner(fl.framework.AsyncContext):
     async def _run_with_backup(
         self, first: _Submitted
     ) -> tuple[_Submitted, tuple[outcomes.Attempt, ...]]:
-        """Wait for a subround.
+        """Wait for a subround. If it becomes a straggler, also run a copy.
 
-        If it becomes a straggler, also start and await a copy.
-
-        Return the attempt that ended first, and a record of the slower one if there was
-        a copy.
+        Returns the attempt that ended first, and records of attempts that it overtook.
         """
         stragglers = self.pool.stragglers
-        # Siblings may have different runners, so the key must not depend on these.
+        # Siblings may have different runners, so the key must not contain the runner.
         comp = first.comp
         siblings = f"{comp.draw.invocation}-{hash(comp.computation)}"
         stragglers.begin(siblings, first.name, time.monotonic())
@@ -245,7 +243,7 @@ class RayRunner(fl.framework.AsyncContext):
             raise
 
     def terms_of(self, team: Sequence[Member]) -> tuple[list[Any], Terms]:
-        """Return the handles of workers, the team first, and the subround's terms."""
+        """Return handles of workers, `team` first, and the `Terms` of a plan."""
         handles, known = self.pool.in_order(team)
         workers = self._config.workers
         return handles, Terms(
@@ -260,7 +258,7 @@ class RayRunner(fl.framework.AsyncContext):
         )
 
     def task_of(self, comp: Any) -> Any:
-        """Return Ray's task for a subround, with its name and number of retries."""
+        """Return the task `run_subround` with Ray's options for a subround."""
         call = _name_call(comp.draw.invocation)
         name = f"ray_fed subround of {call} of {self._program}"
         retry = self._config.retry
@@ -271,10 +269,7 @@ class RayRunner(fl.framework.AsyncContext):
 async def _first_of(
     first: _Submitted, copy: _Submitted
 ) -> tuple[_Submitted, tuple[outcomes.Attempt, ...]]:
-    """Return the attempt that ends first, and a record of the other, which is ended.
-
-    If one attempt fails, wait for the other.
-    """
+    # If the first attempt to end has failed, the other attempt's result counts.
     pending = {each.answer: each for each in (first, copy)}
     while True:
         done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -290,7 +285,7 @@ async def _first_of(
 
 @functools.lru_cache(maxsize=64)
 def _task(name: str, num_returns: int, max_retries: int) -> Any:
-    """Return Ray's task with some options. It is cached, as Ray checks them slowly."""
+    # Cached, because Ray checks options slowly.
     return subround.run_subround.options(
         num_returns=num_returns,
         max_retries=max_retries,
@@ -299,11 +294,8 @@ def _task(name: str, num_returns: int, max_retries: int) -> Any:
 
 
 def _name_call(number: int) -> str:
-    """Return the part of a task's name that names the call.
-
-    Small numbers are exact. Others are a range, such as `calls 100 to 199`, because Ray
-    keeps state for each name in each process forever.
-    """
+    # Large numbers become a range, such as `calls 100 to 199`, because Ray keeps state
+    # for each task name in each process forever.
     if number < _NAMED_CALLS:
         return f"call {number}"
     step = 10 ** (len(str(number)) - 1)
@@ -327,17 +319,19 @@ def _num_values(comp: plans.Subround | plans.Finish) -> int:
 class Session:
     """A connection to Ray with a pool of workers.
 
-    It owns the Ray that it started.
+    The constructor joins a Ray, or starts one. `close` ends the pool, and a Ray that
+    the session started.
 
     Args:
         address: Address of Ray, as for `ray_fed.init`.
-        config: Settings of the pool. A session is one pool, so `worker_groups` is
-            refused.
-        say: Called with a few words on the reason for which the session waits.
-        needs_all: Whether the caller needs all workers of a pool of fixed size.
+        config: Settings of the pool. `worker_groups` must be empty, because a session
+            has one pool.
+        say: Function that receives descriptions of what the session does or waits for.
+        needs_all: Whether `sources` returns all workers of a pool of fixed size, and
+            not only one.
 
     Attributes:
-        place: Description of the Ray in a few words.
+        place: Description of the Ray that the session uses.
         program: Name of the run in Ray's lists, logs and metrics.
     """
 
@@ -382,16 +376,16 @@ class Session:
         atexit.register(self.close)
 
     async def count_workers(self) -> int:
-        """Wait for the minimum of workers, and return the number for a round."""
+        """Return the number of workers for a round, see `Pool.count_workers`."""
         return await self._pool.count_workers()
 
     async def await_change(self, told: str | None) -> str:
-        """Return what calls wait for, see `Pool.await_change`."""
+        """Describe what calls wait for, see `Pool.await_change`."""
         with self._job.watched():
             return await self._pool.await_change(told)
 
     def runners(self) -> list[RayRunner]:
-        """Return one runner for each worker that the pool may have."""
+        """Return new runners, one for each worker that the pool may have."""
         return [
             RayRunner(self._pool, self._config, self.program)
             for _ in range(self._pool.size.most)
@@ -400,7 +394,7 @@ class Session:
     def store(self, value: Any) -> tuple[Any, int]:
         """Put a large value into the object store once, see `object_store.store`.
 
-        This also tells workers to drop the data of client sources that are gone.
+        This also tells workers to drop their cached data of freed client sources.
         """
         self._job.check()
         if isinstance(value, ClientRun) and value.source.token not in self._tokens:
@@ -423,14 +417,12 @@ class Session:
         self._job.check()
 
     def sources(self) -> list[HeldWorker]:
-        """Return the pool's minimum of workers, held for as long as the pool lives."""
+        """Return a `HeldWorker` for each of the pool's minimum of workers."""
         members = self._pool.members[: self._pool.size.least]
         return [HeldWorker(self._pool, m, dict(self._config.retry)) for m in members]
 
     async def fetch(self, value: Any) -> Any:
-        """Return a value that a runner returned.
-
-        A `Stored` one is read from the store.
+        """Return an outcome's value. A `Stored` value is read from the object store.
 
         Raises ClusterError if the store has lost the value, and DeadlineError if it
         does not arrive within `subrounds.timeout_s`.
@@ -448,12 +440,12 @@ class Session:
             raise errors.DeadlineError(
                 "Expected a stored value within"
                 f" {self._config.subrounds.timeout_s} s (`subrounds.timeout_s`), found"
-                " it still on its way."
+                " that it has not arrived."
             ) from error
         except ray.exceptions.RayError as error:
             raise errors.ClusterError(
-                "Expected a value in the object store, found it lost: go on from state"
-                f" that was saved. {failures.describe(error)}"
+                "Expected a value in the object store, found that it is lost: continue"
+                f" from a saved state. {failures.describe(error)}"
             ) from error
 
     def close(self) -> None:
@@ -482,7 +474,7 @@ def _name_program() -> str:
 
 
 def _connect(address: str | None, config: Config, say: Callable[[str], None]) -> bool:
-    """Connect this process to Ray. Return whether a Ray was started for it."""
+    # Returns whether this started a Ray.
     if ray.is_initialized():
         joining.check_connected(address)
         say("using the Ray that this process is connected to")

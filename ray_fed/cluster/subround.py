@@ -5,11 +5,14 @@
        |                 +<---- another worker that answers ---------+ lost
        +--- result ------+
 
-If a worker is lost, its part of the subround runs again on the first worker that
-answers. Results of the other parts are kept. The task counts such losses against the
-budgets of its subround. If the process of the task dies, Ray runs the task again, and
-tells it how often that has happened. No other state of an attempt survives. The driver
-runs the finish of a round by the same code, without a task.
+A subround is a range of a round's clients. If a worker is lost, its part of the
+subround runs again on the first worker that answers. The results of the other parts
+stay valid. The task counts these losses against the budgets of its subround. If the
+process of the task dies, Ray runs the task again. Then only the number of earlier runs
+is known, and all clients of the subround run again.
+
+The driver runs the finish of a round, the server's work, by the same code without a
+task.
 """
 
 import asyncio
@@ -49,7 +52,7 @@ from ray_fed.worker import evaluation
 from ray_fed.worker.stacks import federated_stack
 
 _LOOK_S = 0.2
-"""Seconds until an attempt asks all workers again if none answered."""
+"""Seconds until all workers are asked again if no worker answered."""
 
 _ANSWER_S = 10.0
 """Seconds that a worker may take to answer. A stopped process never answers."""
@@ -60,18 +63,19 @@ _KNOWN_HANDLES = 64
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """The workers that a subround may use, and its budgets and time limits.
+    """The workers that a plan may use, and its budgets and time limits.
 
     Attributes:
-        workers: Name and description of each worker, in the order of the handles: its
-            own workers first. The description is None if the worker is not ready.
-        num_own: Number of workers that the subround may use together, >= 1.
-        timeout_s: Seconds after which a worker counts as hung, or None.
-        wait_s: Seconds within which a worker must answer.
-        fingerprint: Fingerprint of all workers, or None if they may differ.
-        budgets: Number of failures that each class may have.
-        each: The resources that one worker asks Ray for, in words, for errors.
-        submitted: Time when the subround was submitted, by `time.time`.
+        workers: Name and description of each worker, in the order of the handles. The
+            description is None if the worker is not ready.
+        num_own: Number of workers at the front that the plan may use together, >= 1.
+            The other workers are replacements.
+        budgets: Number of failures that each class may have, by name of the class.
+        timeout_s: Seconds after which a worker counts as hung, or None for no limit.
+        wait_s: Seconds within which a replacement must answer.
+        fingerprint: Fingerprint that workers must have, or None if they may differ.
+        each: Description of the resources that one worker asks Ray for, for errors.
+        submitted: Time at which the driver submitted the plan, by `time.time`.
     """
 
     workers: tuple[tuple[str, WorkerDescription | None], ...]
@@ -86,14 +90,17 @@ class Terms:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A plan with its argument, a name and the terms on which it runs.
+    """A packed plan with its argument, its name and its terms.
 
     Attributes:
-        name: Name of the subround. Workers know its attempts by this name and a turn.
-        num_clients: Number of clients of a subround, or None for a finish. A worker
-            runs a finish in one call.
-        is_whole: Whether the computation is not cut. Its one leaf may then have clients
-            on several workers.
+        name: Name of the plan. Workers know an attempt by this name and a turn, which
+            is the attempt's number.
+        terms: Workers and limits of the plan.
+        packed: The pickled plan and argument.
+        clients_per_leaf: Number of clients of a leaf.
+        num_clients: Number of clients of a subround, or None for a finish.
+        is_whole: Whether the computation could not be divided into stages. It is then
+            interpreted as a whole, with its clients on all workers.
         num_stored: Number of values that a finish leaves in the object store. With 0,
             the worker returns all values to the caller.
     """
@@ -110,7 +117,7 @@ class Work:
     def of(
         cls, name: str, terms: Terms, comp: Any, arg: Any, num_stored: int = 0
     ) -> "Work":
-        """Pack a `plans.Subround` or a `plans.Finish`. Parts of `arg` may be stored."""
+        """Pack a `plans.Subround` or a `plans.Finish` with its argument."""
         num_clients, is_whole = None, False
         if not comp.arrays:  # a part of a subround has them
             finish = getattr(comp, "finish", None)
@@ -126,15 +133,15 @@ class Work:
         return cls(name, terms, packed, *about)
 
     def unpack(self) -> tuple[Any, Any]:
-        """Return the plan and its argument. Stored functions stay references."""
+        """Return the plan and its argument. Stored objects stay references."""
         return object_store.unpack(self.packed)
 
     def deal(self, num_workers: int) -> tuple[list["Work"], int]:
         """Divide a subround into at most `num_workers` parts that run at the same time.
 
-        Each part has whole chunks, and parts are in client order. The second result is
-        the number of values that the subround keeps for each client, or 0 if there is
-        one part.
+        Each part has neighboring chunks of clients, and parts are in client order. The
+        second result is the number of values that each client keeps for later stages.
+        It is 0 if there is one part, because only several outcomes must be joined.
         """
         if num_workers == 1 or self.is_whole:
             return [self], 0
@@ -152,14 +159,14 @@ class Work:
         return parts, subround.num_kept
 
     def for_worker(self) -> list[Any]:
-        """Return the arguments of `LeafWorker.evaluate`, after the scope."""
+        """Return the arguments of `LeafWorker.evaluate` that follow its scope."""
         sources = object_store.short_lists(self.packed.sources)
         return [self.packed.work, len(sources), *sources, *self.packed.values]
 
     def as_arguments(self) -> list[Any]:
-        """Return the arguments of `run_subround`, after the handles.
+        """Return the arguments of `run_subround` that follow the handles.
 
-        These are bytes and short lists, which Ray pickles quickly.
+        They are bytes and short lists, because Ray's pickler is slow for objects.
         """
         packed = self.packed
         sources = object_store.short_lists(packed.sources)
@@ -171,7 +178,7 @@ class Work:
 
     @classmethod
     def from_arguments(cls, head: bytes, work: bytes, *lists: list[Any]) -> "Work":
-        """Return the work from the arguments that `as_arguments` returned."""
+        """Make the `Work` from the list that `as_arguments` returned."""
         name, terms, *about, count = pickle.loads(head)
         sources, values = map(object_store.gathered, (lists[:count], lists[count:]))
         packed = object_store.Packed(work, values, sources)
@@ -185,10 +192,13 @@ def _parameter_of(computation: bytes) -> fl.Type | None:
 
 
 class Attempts:
-    """Runs one subround or finish, and counts its lost attempts.
+    """Runs one plan on workers, replaces lost workers, and counts the lost attempts.
 
-    `number` says how often Ray has run the task before. `job` is the job of the handles
-    in a driver, or None in a task.
+    Args:
+        handles: Handles of the workers, in the order of `work.terms.workers`.
+        work: The plan.
+        number: Number of earlier runs of this Ray task, whose process died each time.
+        job: Job of the handles in a driver, or None in a task.
     """
 
     def __init__(
@@ -202,6 +212,7 @@ class Attempts:
         self._terms = terms = work.terms
         self._number = number
         self._described = [described for _, described in terms.workers]
+        # Times of attempts count from the submission, as Ray may start the task later.
         self._begun_s = time.monotonic() - max(0.0, time.time() - terms.submitted)
         self._turn = number * 1000  # a later run of the task has higher turns
         self._opens_scopes = False
@@ -210,16 +221,13 @@ class Attempts:
         self._leased: dict[int, Worker] = {}
 
     async def run(self) -> tuple[outcomes.Outcome, Sequence[Any]]:
-        """Run a subround or a finish on workers that answer.
-
-        Returns:
-            The outcome without values, and each value, encoded.
+        """Run the plan. Return its outcome without values, and its encoded values.
 
         Raises:
-            RetryBudgetError: It failed too often.
-            DeadlineError: It hung too often.
+            RetryBudgetError: The plan failed too often.
+            DeadlineError: The plan hung too often.
             ResourceError: No worker answered in time.
-            ComputationError: The user's computation raised.
+            ComputationError: The user's computation raised an error.
         """
         if self._number:
             self._take_over()
@@ -259,7 +267,7 @@ class Attempts:
         return outcome, evaluated.values
 
     def _take_over(self) -> None:
-        """Count the earlier processes of this task, and end their work on workers."""
+        """Count the task's earlier runs as lost, and end their work on workers."""
         name, described = self._terms.workers[0]
         failure = failures.find_cause_of_silence(self._terms.submitted)
         ended, detail = failure.failure_class, failure.detail
@@ -275,7 +283,6 @@ class Attempts:
             handle.end_before.remote(self._work.name, self._turn)
 
     async def _evaluate(self, connections: Sequence[WorkerConnection]) -> Evaluated:
-        """Evaluate the plan on workers. Values of the result stay encoded."""
         work = self._work
         if work.num_clients is None:
             return await connections[0].run(
@@ -293,14 +300,15 @@ class Attempts:
         evaluated = await _evaluate_whole(work, strategy, executors[0])
         for worker in self._leased.values():
             worker.handle.end.remote(worker.scope)
-        # Every worker is in use for the whole time.
+        # This plan has all its workers from its beginning to its end.
         busy_s = len(self._leased) * evaluated.busy_s
         return dataclasses.replace(evaluated, busy_s=busy_s)
 
     async def lease(self, index: int, loss: LostWorkerError | None) -> Worker:
-        """Return a worker for one part of the subround, preferably the one of `index`.
+        """Return a worker for one part of the plan: `handles[index]`, if it answers.
 
-        `loss` is the loss of the part's worker before, or None.
+        `loss` is the loss of the part's former worker, or None. Raises RetryBudgetError
+        or DeadlineError if a budget is spent, and ResourceError if no worker answers.
         """
         while True:
             if loss is not None:
@@ -326,20 +334,17 @@ class Attempts:
                 return worker
 
     def _note(self, loss: LostWorkerError) -> None:
-        """Count a loss, and end the part on the lost worker if it still runs there."""
         worker = loss.worker
         if worker.described is not None:
             self._gone.append(worker.described)
         self._described[self._handles.index(worker.handle)] = None
+        # The worker may be alive and only slow to answer, so its work is ended there.
         turn = int(worker.scope.rpartition("/")[2])
         worker.handle.end_before.remote(self._work.name, turn + 1)
         loss.count(self._lost, self._terms.budgets, self._begun_s)
 
     async def _find(self, *ranks: list[int]) -> tuple[int, WorkerDescription]:
-        """Wait until a worker answers, and return its index and description.
-
-        Each group of indices is asked if no worker of the group before answers.
-        """
+        # Asks the workers of a rank only if no worker of the rank before it answers.
         waits_until_s = time.monotonic() + self._terms.wait_s
         while True:
             for indices in ranks:
@@ -355,8 +360,6 @@ class Attempts:
             await asyncio.sleep(_LOOK_S)
 
     async def _ask(self, indices: list[int]) -> tuple[int, WorkerDescription] | None:
-        """Return the first of some workers that answers, or None if no worker does."""
-
         async def ask(index: int) -> tuple[int, WorkerDescription] | None:
             described: WorkerDescription | None
             try:
@@ -401,7 +404,7 @@ async def _evaluate_finish(worker: Worker, work: Work) -> Evaluated:
     evaluated = await worker.evaluate(work, work.num_stored)
     described = cast("WorkerDescription", worker.described)
     if not work.num_stored or described.node == _this_node():
-        return evaluated  # Ray never repeats a worker's call to make its result again
+        return evaluated  # Ray never repeats an actor's call to make its result again
     with worker.reached():
         values = await bring_home(evaluated.values, work.terms.timeout_s)
     return dataclasses.replace(evaluated, values=values)
@@ -410,10 +413,8 @@ async def _evaluate_finish(worker: Worker, work: Work) -> Evaluated:
 async def _evaluate_whole(
     work: Work, strategy: RayFederatingStrategy, unplaced: RemoteExecutor
 ) -> Evaluated:
-    """Interpret a computation that is not cut, with its clients on several workers.
-
-    Each operation on clients is a call of each worker.
-    """
+    # Interprets a computation that could not be divided into stages: each operation on
+    # clients is a call to each worker.
     comp, arg = work.unpack()
     begun = time.monotonic()
     stack = federated_stack(lambda _: strategy, unplaced)
@@ -428,8 +429,8 @@ async def _evaluate_whole(
 def run_subround(handles: list[Any], *arguments: Any) -> Any:
     """Run a subround on workers, and return the pickled outcome and encoded values.
 
-    Handles are in the order of `Terms.workers`. Python's `pickle` takes a fraction of
-    the time of Ray's own pickler.
+    This is a Ray task. `handles` are in the order of `Terms.workers`, and `arguments`
+    are the list of `Work.as_arguments`.
     """
     work = Work.from_arguments(*arguments)
     for handle in handles:
@@ -442,48 +443,40 @@ def run_subround(handles: list[Any], *arguments: Any) -> Any:
         worker_actor.gc_later()
         raise
     finally:
-        # Loops and tasks refer to each other, and to arrays in the object store. An
-        # idle process would keep these arrays there.
+        # Event loops and tasks are reference cycles that refer to arrays in the object
+        # store. Without a collection, an idle process would keep the arrays there.
         gc.collect(worker_actor.YOUNG_GENERATION)
 
 
 @functools.cache
 def _known_handles() -> LruCache[Any, Any]:
-    """Return the handles that this process keeps between subrounds.
-
-    Without a handle, Ray forgets the actor, and takes milliseconds to find it again.
-    This is a function because Ray pickles a module's variables with the task that uses
-    them.
-    """
+    # Without a handle, Ray forgets an actor, and takes milliseconds to find it again.
+    # This is a function because Ray pickles a module's variables with a task that uses
+    # them.
     return LruCache(_KNOWN_HANDLES)
 
 
 def _attempt_number() -> int:
-    """Return how often Ray has run this task before."""
     core_worker = joining.connected_worker().core_worker
     return core_worker.get_current_task_attempt_number()
 
 
 @functools.cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process, which Ray interrupts to cancel a task.
-
-    This does not use `asyncio.run`, which formats a task's result with all its arrays
-    to handle interrupts. That takes longer than driving the rest of a small round.
-    """
+    # Not `asyncio.run`: to handle interrupts, it formats a task's result with all its
+    # arrays, which takes longer than the rest of a small round.
     return asyncio.new_event_loop()
 
 
 async def bring_home(values: Sequence[Any], timeout_s: float | None) -> list[Any]:
-    """Copy stored values to this node's store, without Ray's lineage.
+    """Copy `Stored` values to this node's object store, and return the copies.
 
-    Ray remembers how to make a task's result again. If each call takes the result of
-    the call before, this lineage goes back to the first call. A value that only a
-    worker's node has is also lost with this node. Raises DeadlineError after
-    `timeout_s`.
+    Ray's lineage of a task's result has all tasks that led to it. If each round takes
+    the state of the round before, that is all rounds. The copies have no lineage, and
+    stay available if a worker's node is lost. Raises DeadlineError after `timeout_s`.
     """
     if all(value.num_bytes < object_store.INLINE_BYTES for value in values):
-        return list(values)  # a task's answer brought them to this process
+        return list(values)  # Ray sends small results with the task's answer
     task: Any = _keep.options(
         num_returns=1 + len(values),
         scheduling_strategy=NodeAffinitySchedulingStrategy(_this_node(), soft=True),
@@ -494,7 +487,7 @@ async def bring_home(values: Sequence[Any], timeout_s: float | None) -> list[Any
     except TimeoutError:
         raise errors.DeadlineError(
             f"Expected a result on the driver's node within {timeout_s} s"
-            " (`subrounds.timeout_s`), found it still on its way."
+            " (`subrounds.timeout_s`), found that it has not arrived."
         ) from None
     return [
         dataclasses.replace(value, reference=reference)
@@ -508,5 +501,5 @@ def _this_node() -> str:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _keep(*values: Any) -> Any:
-    """Return None, and the values as new objects. None signals the end of the copy."""
+    # The caller awaits the None, so that it need not read a large value.
     return None, *values

@@ -1,7 +1,8 @@
-"""The actor that runs TensorFlow: a leaf stack with chunks of clients.
+"""The Ray actor of one worker, which runs TensorFlow for chunks of clients.
 
-Ray starts it, places it, and restarts it when its process dies. A new process loads
-TensorFlow on a background thread. Until then it answers other calls, but refuses work.
+A chunk is a few neighboring clients. Ray starts the actor, places it, and restarts it
+when its process dies. A new process loads TensorFlow on a background thread. Until then
+it refuses work, and answers only control calls.
 """
 
 import asyncio
@@ -39,11 +40,14 @@ from ray_fed.worker import evaluation
 from ray_fed.worker.evaluation import Executors
 
 LEFT_S = 1.0
-"""Seconds after which Ray has passed on an error."""
+"""Seconds after which Ray has certainly sent an error to the caller."""
 
 
 def gc_later() -> None:
-    """Run the garbage collector after `LEFT_S`, on a thread of its own."""
+    """Collect the garbage of a failed call after `LEFT_S`, on a new thread.
+
+    Until Ray has sent the error, its traceback refers to arrays of the call.
+    """
     later = threading.Timer(LEFT_S, gc.collect)
     later.daemon = True
     later.start()
@@ -52,20 +56,19 @@ def gc_later() -> None:
 _logger = logging.getLogger(__name__)
 
 _CONTROL_THREADS = 3
-"""Number of threads for control calls. `hold` uses one for as long as the worker
-lives."""
+"""Number of threads for control calls. The call of `hold` uses one thread for as long
+as the worker lives."""
 
 _ABANDONED_S = 30.0
-"""Seconds that ended work may go on before the process ends itself."""
+"""Seconds for which work may continue after it was ended. Then the process exits."""
 
 _ENDED_NAMES = 256
-"""Number of names of ended work that a worker remembers, to end calls that come
-later."""
+"""Number of names of ended work that a worker remembers, to refuse late calls."""
 
 YOUNG_GENERATION = 1
 """Generation of the garbage collector that has the objects of one call or short task.
-These are stacks that refer to themselves, and to arrays that would stay in the object
-store. Collecting this generation takes almost no time."""
+Its executors are reference cycles with arrays that would stay in the object store.
+Collecting this generation takes almost no time."""
 
 
 class NotLoadedError(errors.ClusterError):
@@ -73,12 +76,11 @@ class NotLoadedError(errors.ClusterError):
 
 
 class ValueScopes:
-    """Embedded values by scope and key.
+    """The values of a worker, by scope and then by key.
 
-    One thread uses them, and others may end them.
-
-    The name of a scope has the form "NAME/TURN". The turns of one name are attempts at
-    the same work, and count upwards.
+    A scope is one attempt at some work. Its name has the form "NAME/TURN", with the
+    name of the work and the number of the attempt. When an attempt ends, all its values
+    are freed together. One thread uses the values, and any thread may end scopes.
     """
 
     def __init__(self) -> None:
@@ -87,9 +89,9 @@ class ValueScopes:
         self._ending = threading.Lock()
 
     def begin(self, scope: str) -> None:
-        """Open an empty scope, or raise ClusterError if its turn has ended.
+        """Open an empty scope, or raise ClusterError if the attempt was ended.
 
-        Earlier values of an open scope with this name are dropped.
+        If the scope is open already, its values are dropped.
         """
         with self._ending:
             if self.has_ended(scope):
@@ -97,7 +99,10 @@ class ValueScopes:
             self._scopes[scope] = {}
 
     def values(self, scope: str) -> dict[int, Any]:
-        """Return the values of an open scope by key. The caller may change the dict."""
+        """Return an open scope's own dict of values by key, to read and change.
+
+        Raises ClusterError if the scope is not open.
+        """
         if scope not in self._scopes:
             raise _ended_error(scope)
         return self._scopes[scope]
@@ -113,10 +118,10 @@ class ValueScopes:
         self._scopes.pop(scope, None)
 
     def end_before(self, name: str, turn: int) -> None:
-        """Drop the values of earlier turns of a name.
+        """End all attempts at the work `name` with a number below `turn`.
 
-        Running work of these turns stops when it next checks its scope. Work that
-        arrives later is refused.
+        Their values are dropped. A running attempt stops when it next uses its scope,
+        and an attempt that arrives later is refused.
         """
         with self._ending:
             self._ended[name] = max(self._ended.pop(name, 0), turn)
@@ -127,7 +132,7 @@ class ValueScopes:
         del dropped  # outside the lock, because freeing values may take a while
 
     def has_ended(self, scope: str) -> bool:
-        """Return whether the turn of a scope has ended."""
+        """Return whether `end_before` has ended the attempt of a scope."""
         name, _, turn = scope.rpartition("/")
         return int(turn) < self._ended.get(name, 0)
 
@@ -139,17 +144,18 @@ def _ended_error(scope: str) -> errors.ClusterError:
 
 
 class LeafWorker:
-    """The class of the worker actor.
+    """The class of the worker actor: an executor for one device, with its values.
 
-    It has a leaf stack, and values of clients.
-
-    Values are stored by scope and key. One thread runs the work. Control calls such as
-    `ping` and `hold` have threads of their own, so they answer during work.
+    Methods store values under a key in a scope (see `ValueScopes`), and take values by
+    their keys. One thread runs these methods in the order of the calls. Control calls,
+    such as `ping` and `hold`, have threads of their own, so they answer during work.
 
     Args:
-        gpu_fraction: Fraction of a GPU's memory that TensorFlow may fill. With 0, it
-            sees no GPU.
+        num_threads: Number of CPU threads for TensorFlow.
+        gpu_fraction: Fraction of a GPU's memory that TensorFlow may use. With 0,
+            TensorFlow sees no GPU.
         client_bytes: Bytes of clients' data that the worker caches between rounds.
+        limits: Limits on reads of data from files and functions of the user.
         label: Name of this worker and its calls in Ray's lists and logs.
     """
 
@@ -178,13 +184,13 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def ping(self) -> None:
-        """Return at once. An answer shows that the actor has its place."""
+        """Do nothing. An answer shows that Ray has started the actor's process."""
 
     @ray.method(concurrency_group="control")
     def load(self) -> WorkerDescription | None:
-        """Return the worker's description once it is loaded.
+        """Wait until TensorFlow is loaded, and return the worker's description.
 
-        It is None if the worker was asked to leave first.
+        The result is None if `leave` is called first.
         """
         package = logging.getLogger("ray_fed")
         if not package.hasHandlers():  # the job has not configured the log
@@ -206,7 +212,7 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def describe(self) -> WorkerDescription | None:
-        """Return the worker's description, or None if it is not loaded yet."""
+        """Return the worker's description, or None if TensorFlow still loads."""
         if not self._loading.done():
             return None
         self._loading.result()
@@ -214,12 +220,12 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def running_s(self) -> tuple[str, float]:
-        """Return the scope of the running work, or "", and its seconds so far."""
+        """Return the running work's scope, or "", and its seconds so far."""
         scope, since_s = self._running or ("", time.monotonic())
         return scope, time.monotonic() - since_s
 
     def load_now(self) -> None:
-        """Load TensorFlow on this thread."""
+        """Load TensorFlow, and make the executor of this worker's device."""
         from ray_fed.tensorflow.tensors import devices
 
         num_threads, gpu_fraction, client_bytes = self._settings
@@ -248,31 +254,34 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def hold(self) -> None:
-        """Block until `leave` is called. The pool waits for the end of this call."""
+        """Block until `leave` is called, so that the pool notices a process's death."""
         self._left.result()
 
     @ray.method(concurrency_group="control")
     def leave(self) -> None:
-        """Make `load` and `hold` return. They would fail if the worker were killed."""
+        """Make `load` and `hold` return, before the pool kills the worker."""
         if not self._left.done():
             self._left.set_result(None)
 
     def begin(self, scope: str) -> None:
-        """Open an empty scope, see `ValueScopes.begin`."""
+        """Open an empty scope, see `ValueScopes.begin`.
+
+        Raises NotLoadedError in a new process.
+        """
         self._check_loaded()
         self._frozen = []
         self._scopes.begin(scope)
 
     def end(self, scope: str) -> None:
-        """Drop the values of a scope whose work is done, after all earlier calls."""
+        """Drop the values of a scope whose work is done."""
         self._scopes.end(scope)
 
     @ray.method(concurrency_group="control")
     def end_before(self, name: str, turn: int) -> None:
-        """End earlier attempts (turns) at some work, also one that still runs.
+        """End attempts at some work, see `ValueScopes.end_before`.
 
-        If the work does not stop within `_ABANDONED_S`, the process ends itself, and
-        Ray starts another one.
+        If a running attempt does not stop within `_ABANDONED_S`, this process exits,
+        and Ray starts another.
         """
         self._scopes.end_before(name, turn)
         running = self._running
@@ -283,7 +292,7 @@ class LeafWorker:
 
     def _leave_abandoned(self, running: tuple[str, float]) -> None:
         if self._running == running:
-            _logger.warning("%s cannot leave work that ended: it exits", self._label)
+            _logger.warning("%s still runs work that was ended: exiting", self._label)
             os._exit(1)
 
     def _check_loaded(self) -> None:
@@ -292,11 +301,7 @@ class LeafWorker:
         self._loading.result()
 
     def _run(self, coroutine: Any, scope: str | None = None) -> Any:
-        """Run a coroutine, and return its result.
-
-        If `scope` ends meanwhile, the next read of data raises an error.
-        """
-
+        # If the scope ends meanwhile, the next read of clients' data raises an error.
         def check() -> None:
             if scope is not None:
                 self._scopes.values(scope)
@@ -333,7 +338,11 @@ class LeafWorker:
         type_bytes: bytes | None,
         arrays: Sequence[tuple[str, Any]] = (),
     ) -> None:
-        """Embed a plain value, or a function with its frozen arrays, under a key."""
+        """Embed a plain value, or a function and its frozen arrays, under a key.
+
+        `type_bytes` is the value's serialized type, or None for a function. `arrays`
+        has the names of the frozen arrays, with references.
+        """
         self._frozen += object_store.fetch_arrays(arrays)
         type_spec = None if type_bytes is None else blocks.parse_type(type_bytes)
         created = self._run(self._executor.create_value(value, type_spec), scope)
@@ -342,11 +351,11 @@ class LeafWorker:
     def embed_stored(
         self, scope: str, key: int, type_bytes: bytes, encoded: Any
     ) -> None:
-        """Embed an encoded value under a key."""
+        """Embed, under a key, a value that `object_store.encode` has encoded."""
         self.embed(scope, key, object_store.decode(encoded), type_bytes)
 
     def embed_parts(self, scope: str, key: int, type_bytes: bytes, *parts: Any) -> None:
-        """Embed a value under a key. Its encoded components are `parts`."""
+        """Embed, under a key, the value whose encoded components are `parts`."""
         decoded = [object_store.decode(part) for part in parts]
         value = components.join(decoded, blocks.parse_type(type_bytes))
         self.embed(scope, key, value, type_bytes)
@@ -359,7 +368,10 @@ class LeafWorker:
         arg: int | None,
         draw: DrawKey | None,
     ) -> list[Note]:
-        """Call a function, and keep the result under a key. Return the call's notes."""
+        """Call a function, and store the result under a key. Return the call's notes.
+
+        `function` and `arg` are keys. `draw` is the key of the call's random numbers.
+        """
         values = self._scopes.values(scope)
         argument = None if arg is None else values[arg]
         with random_keys.using(draw), diagnostics.noting() as noted:
@@ -369,18 +381,18 @@ class LeafWorker:
         return list(noted)
 
     def combine(self, scope: str, key: int, elements: list[Any]) -> None:
-        """Make a struct of values of the scope. `elements` are (name, key) pairs."""
+        """Make a struct of values under a key. `elements` has (name, key) pairs."""
         values = self._scopes.values(scope)
         struct = structs.Struct((name, values[member]) for name, member in elements)
         values[key] = self._run(self._executor.create_struct(struct))
 
     def select(self, scope: str, key: int, source: int, index: int) -> None:
-        """Select an element of a struct of the scope."""
+        """Store element `index` of the struct at key `source` under `key`."""
         values = self._scopes.values(scope)
         values[key] = self._run(self._executor.create_selection(values[source], index))
 
     def compute(self, scope: str, key: int) -> Any:
-        """Return a value of the scope as a plain value."""
+        """Return the value under a key as a plain value (NumPy arrays in tuples)."""
         return self._fetch(self._scopes.values(scope)[key])
 
     def _fetch(self, value: Any) -> Any:
@@ -397,11 +409,11 @@ class LeafWorker:
         first: int,
         draw: DrawKey | None = None,
     ) -> None:
-        """Embed one value for each client of a chunk, under one key.
+        """Embed the values of a chunk's clients as a list under one key.
 
-        `members` are the chunk's values, or an encoded list of the whole cohort.
-        `bounds` then has the start and stop of the chunk in the list. `first` is the
-        index of the chunk's first client in the cohort.
+        `members` are the values. If `bounds` has a start and a stop, `members` is an
+        encoded list with the values of all clients, and the chunk is this slice.
+        `first` is the index of the chunk's first client in the cohort.
         """
         if bounds is not None:
             members = object_store.decode(members)[bounds[0] : bounds[1]]
@@ -411,7 +423,7 @@ class LeafWorker:
             self._scopes.values(scope)[key] = self._run(work, scope)
 
     def repeat(self, scope: str, key: int, source: int, count: int) -> None:
-        """Make a chunk whose clients all hold the same value."""
+        """Make a chunk of `count` clients that all have the value at key `source`."""
         values = self._scopes.values(scope)
         values[key] = [values[source]] * count
 
@@ -424,7 +436,12 @@ class LeafWorker:
         chunk: range,
         draw: DrawKey | None,
     ) -> list[Note]:
-        """Call a function on each client of a chunk. Without one, zip the arguments."""
+        """Call a function for each client of a chunk, and store the results as a chunk.
+
+        `function` is a key. With None, the result is each client's argument. `arg` is
+        the key of a chunk, or (name, arg) pairs for a struct of chunks. `chunk` has the
+        clients' indices in the cohort.
+        """
         values = self._scopes.values(scope)
         embedded = None if function is None else values[function]
         argument = None if arg is None else _chunk_arg(values, arg)
@@ -441,11 +458,11 @@ class LeafWorker:
         leaves: list[range],
         draw: DrawKey | None,
     ) -> list[Note]:
-        """Accumulate each leaf of a chunk, and store one partial under each key.
+        """Accumulate each leaf of a chunk, and store one partial result under each key.
 
-        `sources` are the keys of the chunk, of zero, and of the accumulate function.
-        Leaves are ranges of indices in the cohort, and the chunk begins with the first
-        leaf.
+        `sources` has three keys: of the chunk, of the accumulator's initial value, and
+        of the function that adds a client's value to an accumulator. `leaves` are
+        ranges of client indices in the cohort. The first is the chunk's beginning.
         """
         values = self._scopes.values(scope)
         members, zero, accumulate = (values[source] for source in sources)
@@ -460,7 +477,7 @@ class LeafWorker:
         return list(noted)
 
     def forget_clients(self, tokens: list[str]) -> None:
-        """Drop the cached data of clients whose sources are gone."""
+        """Drop the cached data of the client sources with these tokens."""
         if self._loading.done() and self._loading.exception() is None:
             self._executor.clients.forget(tokens)
 
@@ -475,12 +492,12 @@ class LeafWorker:
         num_sources: int,
         *resolved: Any,
     ) -> list[Any]:
-        """Evaluate a whole plan in one call, in its own scope, and pack the outcome.
+        """Evaluate a whole plan in one call, and return the list of `pack_result`.
 
-        Work that no graph can do is interpreted in this process. If the scope ends, the
-        plan stops. `resolved` has `num_sources` short lists of `Packed.sources`,
-        followed by the values of `Packed.values`. Raises NotLoadedError in a new
-        process.
+        `work` is `Packed.work`. `resolved` has `num_sources` short lists of
+        `Packed.sources`, and then the encoded values of `Packed.values`. This opens the
+        scope and closes it. If the scope ends before, the plan stops. Raises
+        NotLoadedError in a new process.
         """
         self.begin(scope)
         begun_s = time.monotonic()
@@ -491,7 +508,7 @@ class LeafWorker:
             comp, arg = object_store.unpack_resolved(work, values, sources)
             self._frozen += object_store.fetch_arrays(comp.arrays)
             comp = object_store.restore_functions(comp)
-            # Leaf after leaf, so that a process that dies loses the fewest clients.
+            # Leaf after leaf, so that a death of the process loses the fewest clients.
             size = comp.clients_per_leaf
             executors = Executors.of_device(self._executor, size, run_in_order)
             executors = dataclasses.replace(executors, parse=self._parse)
@@ -508,7 +525,6 @@ class LeafWorker:
             self._running = None
 
     def _parse(self, computation: bytes | list[Any]) -> Any:
-        """Return the block of a computation, see `object_store.read_computation`."""
         return self._executor.parse(object_store.read_computation(computation))
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
@@ -532,8 +548,8 @@ RemoteWorker: Any = cast("Any", ray.remote)(
 def start_worker(config: Config, label: str, name: str, strategy: Any) -> Any:
     """Start the actor of one worker with the resources of the configuration.
 
-    `name` is unique in Ray's lists. `label` names the worker and its calls in Ray's
-    logs. `strategy` is Ray's scheduling strategy.
+    `name` is the actor's unique name. `label` names the worker in Ray's logs.
+    `strategy` is Ray's scheduling strategy. The result is the actor's handle.
     """
     wanted = config.workers
     actor = RemoteWorker.options(

@@ -1,6 +1,6 @@
-"""The context that `init` installs and `create_context` returns, on any backend.
+"""`ExecutionContext`: the context that `init` and `create_context` return.
 
-A `Backend` runs the subrounds of a context, on Ray or on threads.
+Its `Backend` has the workers, on Ray or on threads of this process.
 """
 
 import collections
@@ -58,22 +58,21 @@ flf = fl.framework
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """The workers of a context, and the runners of its subrounds.
+    """The workers of a context, and how rounds reach them.
 
     Attributes:
-        runners: Runners of subrounds. `close` closes them.
-        num_workers: Number of workers. It is also the number of a round's subrounds if
-            `Config.subrounds` does not set one. A function is called when each round
-            begins.
-        close: Closes the runners, and the pool or threads on which they run.
-        store: See `RoundPolicy`.
-        fetch: See `RoundPolicy`.
-        await_change: See `AwaitChange`. None if workers are threads, which are always
-            ready.
-        check: Raises a ContextStateError once the Ray of the runners is gone.
+        runners: Runners of subrounds, see `contexts.runners`. `close` closes them.
+        num_workers: Number of workers, or an async function that each round calls for
+            it. If `Config.subrounds` sets no number, a round has as many subrounds.
+        close: Function that closes the runners, and their pool or threads.
+        store: Function that stores a part of an argument, see `RoundPolicy`.
+        fetch: Function that reads a stored value, see `RoundPolicy`.
+        await_change: Function that says what calls wait for, see `AwaitChange`. It is
+            None if workers are threads, which are always ready.
+        check: Function that raises ContextStateError if the workers' Ray is gone.
         spreads_subrounds: Whether a runner may use several workers for one subround.
-        place: Description of the Ray in a few words, or "" without Ray.
-        sinks: Sinks that receive the events of all rounds.
+        place: Description of the workers' Ray, or "" without Ray.
+        sinks: Event sinks that receive the events of all rounds.
         groups: Backends of the `worker_groups`, by name. `close` closes them, too.
     """
 
@@ -94,24 +93,28 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Workers that a call can run on. `startup` says what calls on them wait for."""
+    """The rounds on one group of workers, and the reports of what they wait for."""
 
     rounds: Rounds
     startup: StartupProgress
 
 
 class Holders:
-    """Who uses a context, so that the last one to leave closes it.
+    """Counts the users of a context (holders), so that the last holder closes it.
 
-    A `with` statement is a holder until it ends. `add` makes a holder of this thread,
-    which the thread's next `with` statement replaces. Without such a statement it stays
-    until the context is closed. If a `with` statement holds the context already, `add`
-    makes no holder: the thread then uses the context for as long as the others do.
+    A `with` statement is a holder until it ends. A thread that calls `init` is a
+    holder, too, until its next `with` statement takes this place. Without a `with`
+    statement, the thread is a holder until the context is closed. If a `with` statement
+    of another thread has the context already, `init` adds no holder. The thread may
+    then use the context for as long as the other holders do.
+
+    `reopen` returns a new context for a thread that comes after the last holder has
+    left.
     """
 
     lock = threading.RLock()
-    """The lock of all contexts of the process. It is reentrant, because a handler of a
-    signal may close a context."""
+    """The lock of all contexts of the process. It is reentrant, because a signal's
+    handler may close a context while its thread has the lock."""
 
     def __init__(self, reopen: Callable[[], "ExecutionContext"] | None = None) -> None:
         self._reopen = reopen
@@ -122,11 +125,14 @@ class Holders:
 
     @classmethod
     def renew_lock(cls) -> None:
-        """Make a new lock in a forked process, whose copy a lost thread may hold."""
+        """Replace the lock in a forked process.
+
+        A thread that the fork did not copy may have locked the former lock.
+        """
         cls.lock = threading.RLock()
 
     def add(self) -> None:
-        """Make a holder of this thread. A `with` statement may replace it."""
+        """Make this thread a holder, unless a `with` statement has the context."""
         thread = threading.get_ident()
         if self._inside.total():
             self._arrived.add(thread)
@@ -134,7 +140,10 @@ class Holders:
             self._kept[thread] += 1
 
     def enter(self, context: "ExecutionContext") -> "ExecutionContext":
-        """Return the context that a `with` statement is to use."""
+        """Begin a `with` statement, and return the context that it uses.
+
+        This is `context`, or a new context if the last holder has closed `context`.
+        """
         thread = threading.get_ident()
         with self.lock:
             if thread in self._arrived:
@@ -166,24 +175,26 @@ os.register_at_fork(after_in_child=Holders.renew_lock)
 
 
 class ExecutionContext(flf.SyncContext):
-    """Runs any federated computation in subrounds, on Ray or on threads.
+    """Runs federated computations on workers of Ray, or on threads of this process.
 
-    A computation is compiled once, to stages of a mergeable form, and runs in
-    subrounds. A computation without such a form runs whole, with its clients spread
-    over all workers. Results have the Python containers of their type, and numpy values
-    at the leaves. Any thread may call the context, also one that runs an event loop.
+    A computation is compiled once. If possible, it is divided into stages: clients'
+    work, an aggregation, and the server's work. Each call is a round. A round runs a
+    stage in subrounds, each for some of the clients. Other computations run as a whole,
+    with their clients on all workers.
+
+    Results have the Python containers of their type, with NumPy values as elements. Any
+    thread may call the context, also a thread that runs an event loop.
 
     Args:
         config: The settings.
-        backend: Backend that runs subrounds. The context owns it, and `close` closes
-            it.
-        sinks: Sinks that receive the events of all rounds, before sinks that subscribe
-            later.
+        backend: Backend with the workers, which the context owns.
+        sinks: Event sinks that receive the events of all rounds.
 
     Attributes:
-        holders: Who uses the context. The last `with` statement to end closes it.
-        lists: Cache of lists of clients that calls pass again. `close` clears it.
-        read_limits: Limits on the data that this process reads of arguments.
+        holders: Counter of the context's users. The last user to leave closes the
+            context.
+        lists: Cache of lists of clients' values that calls pass again.
+        read_limits: Limits on the data that this process reads from arguments.
     """
 
     def __init__(
@@ -241,10 +252,9 @@ class ExecutionContext(flf.SyncContext):
 
     @property
     def is_open(self) -> bool:
-        """Whether the context can be called.
+        """Whether the context can be called: not after `close`, or in a forked process.
 
-        This is false once the context is closed, or `ray.shutdown` has ended its Ray.
-        It is also false in a forked process.
+        It cannot be called after `ray.shutdown`, either, if it uses Ray.
         """
         try:
             self._open_thread()
@@ -254,12 +264,12 @@ class ExecutionContext(flf.SyncContext):
 
     @property
     def config(self) -> Config:
-        """The settings that the context was built with."""
+        """The settings of the context."""
         return self._config
 
     @property
     def last_report(self) -> RoundReport | None:
-        """Report of the latest call, or None before the first one returns."""
+        """Report of the latest call that returned, or None before any has returned."""
         return self._report.last
 
     @property
@@ -284,14 +294,14 @@ class ExecutionContext(flf.SyncContext):
     def on_workers(self, group: str) -> Generator[None]:
         """Run the calls of a `with` block on the workers of a group.
 
-        A call runs on the workers of one group alone. So the bits of its result depend
-        on the device and the threads of these workers, and not on other groups.
+        A call uses only the workers of one group. So the bits of its result depend on
+        the device and the threads of these workers, and not on other groups.
 
         Args:
             group: A name of `Config.worker_groups`.
 
         Raises:
-            ConfigError: There is no such group.
+            ConfigError: There is no group with this name.
         """
         if group not in self._groups:
             raise errors.ConfigError(
@@ -305,11 +315,11 @@ class ExecutionContext(flf.SyncContext):
             self._group.reset(token)
 
     def subscribe(self, sink: events.EventSink) -> None:
-        """Send the events of all later rounds to a sink, on a thread of ray_fed."""
+        """Call `sink.on_event` for all events of later rounds, on another thread."""
         self._sinks.add(sink)
 
     def unsubscribe(self, sink: events.EventSink) -> None:
-        """Stop sending events to a sink."""
+        """Send no more events to a sink that `subscribe` added."""
         self._sinks.remove(sink)
 
     @override
@@ -317,14 +327,16 @@ class ExecutionContext(flf.SyncContext):
     def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Run a computation, or a MergeableCompForm, on its argument.
 
-        If the parameter's type has functions, pass computations for them.
+        A value placed at clients is a list with one element for each client. If the
+        parameter's type has functions, pass computations for them. The result has the
+        Python containers of its type, with NumPy values as elements.
 
         Raises:
             TypeError: `comp` is no computation, or the argument is not of its type.
             CardinalityError: Parts of the argument have values of different numbers of
                 clients.
             UnsupportedError: A graph has Python functions of another process.
-            ComputationError: The work of the computation raised an error.
+            ComputationError: The code of the computation raised an error.
             RetryBudgetError: Workers died more often than `config.retry` allows.
             DeadlineError: Workers hung more often than `config.retry` allows.
             ResourceError: The cluster no longer has room for `workers`, or its nodes
@@ -334,13 +346,13 @@ class ExecutionContext(flf.SyncContext):
         return self.invoke_at(None, comp, arg)
 
     def invoke_at(self, number: int | None, comp: Any, arg: Any) -> Any:
-        """Run a computation as `invoke` does, with the random numbers of one call.
+        """Run a computation as `invoke` does, with the random numbers of call `number`.
 
         Args:
-            number: Number of the call, which `num_calls` then does not count. None
-                takes the next number.
+            number: Number of the call, which decides its random numbers. `num_calls`
+                does not count the call. With None, the call gets the next number.
             comp: The computation or MergeableCompForm.
-            arg: Its argument.
+            arg: The argument of `comp`.
         """
         started = time.monotonic()  # reading an argument may take longer than the call
         thread = self._open_thread()
@@ -356,21 +368,21 @@ class ExecutionContext(flf.SyncContext):
         deliver: Callable[[Components], None],
         number: int | None = None,
     ) -> concurrent.futures.Future[None]:
-        """Start a call that delivers its result component by component, unread.
+        """Start a call whose result is delivered as components, without reading them.
 
-        On Ray, large components stay in the object store. `prepare` and `deliver` run
-        on a thread of ray_fed.
+        A component is a tensor or a sequence of the result. On Ray, large components
+        stay in the object store, and `fetch` reads one.
 
         Args:
-            comp: A computation whose result has no values placed at clients.
-            prepare: Returns the plain argument. Components of it may be stored.
-            deliver: Receives the components of the result, in the order of
-                `ray_fed.values.components`. `fetch` reads a component.
-            number: Number of the call, which `num_calls` then does not count. None
-                takes the next number.
+            comp: Computation whose result has no values placed at clients.
+            prepare: Async function that returns the plain argument, which may have
+                stored components. It runs on another thread.
+            deliver: Function that receives the components of the result, in the order
+                of `ray_fed.values.components`. It runs on another thread.
+            number: Number of the call, see `invoke_at`.
 
         Returns:
-            A future of the call. It raises the error of the call.
+            A future that is done after `deliver`, or has the error of the call.
 
         Raises:
             ContextStateError: The context was closed.
@@ -380,17 +392,16 @@ class ExecutionContext(flf.SyncContext):
         group = self._group.get()
 
         async def run() -> None:
-            argument = await prepare()  # may wait for the result of the call before
+            argument = await prepare()  # may wait for the result of an earlier call
             begun = dataclasses.replace(spec, started=time.monotonic())
             deliver(await self._invoke(comp, argument, begun, group))
 
         return thread.submit(run())
 
     def fetch(self, component: ArgumentPart) -> concurrent.futures.Future[Plain]:
-        """Read a component that a call delivered, into this process.
+        """Start to read a component that `start` delivered. Return a future of it.
 
-        Raises:
-            ContextStateError: The context was closed.
+        Raises ContextStateError if the context was closed.
         """
         return self.submit(self._backend.fetch(component))
 
@@ -399,8 +410,7 @@ class ExecutionContext(flf.SyncContext):
     ) -> concurrent.futures.Future[_T]:
         """Start a coroutine on the thread that runs the calls of this context.
 
-        Raises:
-            ContextStateError: The context was closed.
+        Raises ContextStateError if the context was closed.
         """
         return self._open_thread().submit(coroutine)
 
@@ -411,10 +421,10 @@ class ExecutionContext(flf.SyncContext):
             )
         if self._pid != os.getpid():
             raise errors.ContextStateError(
-                "Expected a context of this process, found one of the process that it"
-                " was forked from, whose threads did not follow: start processes by"
-                ' `spawn`, as in multiprocessing.get_context("spawn"), and call'
-                " ray_fed.init in them; or fork before TensorFlow and Ray are used."
+                "Expected a context of this process, found the context of the process"
+                " that this one was forked from, whose threads do not run here: start"
+                ' processes by `spawn`, as in multiprocessing.get_context("spawn"), and'
+                " call ray_fed.init in each; or fork before you use TensorFlow and Ray."
             )
         self._backend.check()
         return self._thread
@@ -453,10 +463,7 @@ class ExecutionContext(flf.SyncContext):
         return reprs.draw_facts("ray_fed context", self._facts())
 
     def close(self) -> None:
-        """Stop the workers, and Ray if the context started it.
-
-        A second call does nothing.
-        """
+        """Stop the workers, and a Ray that the context started. May be called again."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -474,7 +481,7 @@ class ExecutionContext(flf.SyncContext):
 
 
 def _uninstall(context: ExecutionContext) -> None:
-    """Make calls of this thread raise an error, if the context is its default."""
+    # If the context is this thread's default, later calls must raise an error.
     if flf.get_context_stack().current is context:
         flf.set_default_context(_ClosedContext())
 
@@ -488,7 +495,6 @@ class _ClosedContext(flf.SyncContext):
 
 
 def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | Fallback:
-    """Compile a computation to a chain of stages, or return why that is impossible."""
     try:
         with blocks.depth_in_words():
             return compile_to_chain(comp)
@@ -498,10 +504,7 @@ def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | Fallback:
 
 
 def _call_s(config: Config) -> float | None:
-    """Return how many seconds a call of a kernel may take. None turns kernels off.
-
-    Debugging turns kernels off, because it steps through one client at a time.
-    """
+    # None turns kernels off, as debugging steps through one client at a time.
     if config.debug or not config.kernels.enabled:
         return None
     return config.kernels.call_s

@@ -14,17 +14,18 @@ from ray_fed.contexts.runners import LocalRunner
 from ray_fed.observability.progress import WaitLine
 
 _OF_RAY = ("num_gpus", "memory", "accelerator_type", "resources", "label_selector")
-"""Settings of workers that only Ray supports."""
+"""Names of the settings of workers that only Ray supports."""
 
 _MAX_THREADS = 1024
-"""Most workers of the local backend."""
+"""Maximum number of workers of the local backend."""
 
 
 def build_context(address: str | None, config: Config) -> ExecutionContext:
-    """Return a context on the configured backend.
+    """Return a new context on Ray or on threads of this process.
 
-    `address` must be None for the local backend. Raises ConfigError if this backend
-    does not support a setting, and ClusterError without a large enough cluster.
+    `config.backend` decides. `address` is the address of Ray, and must be None for
+    threads. Raises ConfigError if the backend does not support a setting, and
+    ClusterError if there is no Ray, or if it is too small.
     """
     with WaitLine.create(config.progress) as line:
         make = _local_backend if config.backend == "local" else _ray_backend
@@ -64,7 +65,7 @@ def _ray_backend(
 
 
 def _backend_of(session: Any) -> Backend:
-    """Return a backend on the pool of a `Session`. Importing its class needs Ray."""
+    # `Any`, because an import of `Session` would import Ray.
     return Backend(
         session.runners(),
         session.count_workers,

@@ -1,7 +1,4 @@
-"""Checks a computation before its first call, and reports what calls wait for.
-
-The checks import TensorFlow only if a computation seems to have Python functions.
-"""
+"""Checks a computation before its first call, and reports what calls wait for."""
 
 import asyncio
 import contextlib
@@ -20,15 +17,15 @@ flf = fl.framework
 _logger = logging.getLogger(__name__)
 
 _MARKS = frozenset({b"PyFunc", b"GeneratorDataset"})
-"""Parts of op names. Every graph with Python functions has one of them in its bytes.
-Other graphs may have one, too."""
+"""Parts of TensorFlow op names. Every graph with Python functions has one of them in
+its bytes. Other graphs may have one, too, so a graph with a mark is checked."""
 _SIMULATED = frozenset(uri.encode() for uri in intrinsics.SIMULATED)
 
 
 class ComputationChecks:
     """Checks each computation once, because a check may take longer than a call.
 
-    `in_process` says whether graphs run in this process, and not in workers.
+    `in_process` says whether graphs run in this process, and not in processes of Ray.
     """
 
     def __init__(self, *, in_process: bool) -> None:
@@ -37,7 +34,7 @@ class ComputationChecks:
         self._checked = ComputationCache(self._check)
 
     def check(self, comp: flf.ConcreteComputation | MergeableCompForm) -> None:
-        """Raise UnsupportedError if a graph has Python functions that it cannot call.
+        """Raise UnsupportedError if a graph needs Python functions of another process.
 
         If the computation simulates secure aggregation, this also logs a warning, once.
         """
@@ -48,7 +45,8 @@ class ComputationChecks:
             self._checked.get(comp)
 
     def _check(self, comp: flf.ConcreteComputation) -> None:
-        # Most computations have no mark, and searching their bytes is quick.
+        # Most computations have no mark. A search of their bytes is quick, and saves an
+        # import of TensorFlow.
         written = comp.to_proto().SerializeToString()
         if not any(mark in written for mark in _MARKS | _SIMULATED):
             return
@@ -89,15 +87,16 @@ class ComputationChecks:
 
 
 _PATIENCE_S = 0.5
-"""Seconds before a first call sends an event."""
+"""Seconds before the first call of a computation sends an event."""
 
 _LATER_PATIENCE_S = 5.0
-"""Seconds before a later call sends an event. It starts in milliseconds unless it waits
-for workers."""
+"""Seconds before a later call sends an event. Without a wait for workers, a later call
+starts in milliseconds."""
 
 AwaitChange = Callable[[str | None], Awaitable[str]]
-"""Takes the text that it returned before, or None. Returns what calls wait for, in
-words, once that text differs. The text is "" while they wait for no worker."""
+"""Async function that describes what calls wait for, as soon as the text differs from
+its argument, the last text. With None, it returns the present text at once. The text is
+"" if no call waits for a worker."""
 
 
 @dataclasses.dataclass
@@ -106,9 +105,11 @@ class _Calls:
 
 
 class StartupProgress:
-    """Sends `events.Waiting` while calls wait for workers.
+    """Sends events that say what a slow call waits for.
 
-    The first call of a computation also says that it is traced and compiled.
+    A call waits for workers. The first call of a computation also waits for tracing and
+    compiling. `emit` sends an event. With None as `await_change`, workers are always
+    ready.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class StartupProgress:
 
     @contextlib.asynccontextmanager
     async def telling(self, comp: Computation) -> AsyncGenerator[None]:
-        """Send events while the `with` block runs a call of the computation."""
+        """Send `events.Waiting` while the `with` block runs a call of a computation."""
         calls = self._calls.get(comp)
         is_first = not calls.has_returned
         if not is_first and self._await_change is None:
@@ -144,7 +145,6 @@ class StartupProgress:
                 await asyncio.wait([task])
 
     async def _tell(self, *, is_first: bool) -> None:
-        """Send events until the task is cancelled."""
         otherwise = "tracing and compiling" if is_first else ""
         told, activity = None, ""
         try:
@@ -156,7 +156,7 @@ class StartupProgress:
             self._emit(events.Waiting(otherwise))
             await asyncio.Event().wait()
         except Exception:
-            _logger.debug("The pool did not say what is waited for.", exc_info=True)
+            _logger.debug("The pool did not describe its waits.", exc_info=True)
         finally:
             if activity or is_first:
                 self._emit(events.Waiting(""))

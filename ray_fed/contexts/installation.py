@@ -1,4 +1,4 @@
-"""`init`, `create_context` and `shutdown`, for one default context in a process."""
+"""`init`, `create_context` and `shutdown`: at most one installed context a process."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -15,7 +15,7 @@ flf = fl.framework
 
 
 class _Installation:
-    """Holds the context that `init` installed. A process has one installation."""
+    """The context that `init` installed in this process, with its address."""
 
     def __init__(self) -> None:
         self._context: ExecutionContext | None = None
@@ -31,9 +31,9 @@ class _Installation:
                 installed = {"address": self._address, **context.config.model_dump()}
                 if asked != installed:
                     raise errors.ContextStateError(
-                        "Expected the address and settings of the context that is"
-                        f" installed, found other ones: {_differing(installed, asked)}."
-                        " Call ray_fed.shutdown() first, or `init` with those."
+                        "Expected the address and settings of the installed context,"
+                        f" found other ones: {_differing(installed, asked)}. Call"
+                        " ray_fed.shutdown() first, or `init` with the same arguments."
                     )
             else:
                 context = build_context(address, config)
@@ -51,10 +51,7 @@ class _Installation:
 
 
 def _differing(installed: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Return the names of the settings that differ, with both values.
-
-    Values of `runtime_env` are left out, because they may contain secrets.
-    """
+    # Values of `runtime_env` are left out, because they may contain secrets.
     before, after = dict(_flat(installed)), dict(_flat(asked))
     names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
     return ", ".join(
@@ -82,27 +79,29 @@ def init(
 ) -> ExecutionContext:
     """Build a context, and make it federated_language's default in this thread.
 
-    Each thread has its own default. To install the context in another thread, call
-    `init` again there with the same arguments.
+    federated_language runs the calls of a computation on its default context. Each
+    thread has its own default. To use the context in another thread, too, call `init`
+    there with the same arguments.
 
     Args:
         address: "local" starts a new Ray. "auto", "host:port" or "ray://host:port"
             joins a running Ray. None joins as `ray.init` does: the Ray that this
             process is connected to, the Ray at RAY_ADDRESS, or the Ray that this user's
             `ray start` announced. If there is none, None starts a new Ray.
-        config: Settings. `RAY_FED_...` variables set the fields that it leaves out.
+        config: The settings. Environment variables `RAY_FED_...` set the fields that
+            `config` leaves out.
 
     Returns:
-        The new context, or the installed one if it has the same arguments. A `with`
-        statement closes it at its end, unless others still use it. Others are `with`
-        statements of any thread, and an `init` before all these statements. Then the
-        last user closes it, or `shutdown`.
+        The new context, or the installed context if it has the same arguments. Call
+        `shutdown` to close it, or use it in a `with` statement. If several threads use
+        the context in `with` statements, the last statement to end closes it. If an
+        `init` without a `with` statement came first, only `shutdown` does.
 
     Raises:
         ContextStateError: A context with other arguments is installed.
-        ConfigError: A variable of the environment is no valid setting, `config` is no
+        ConfigError: An environment variable is no valid setting, `config` is no
             `Config`, or `address` is no text.
-        ClusterError: There is no cluster at the address, or it is too small.
+        ClusterError: There is no Ray at the address, or it is too small.
     """
     check_address(address)
     return _installation.install(address, resolve_config(config))
@@ -112,16 +111,17 @@ def init(
 def create_context(
     config: Config | None = None, *, address: str | None = None
 ) -> ExecutionContext:
-    """Return the context that `init` would build, without installing it.
+    """Return a new context, without making it the default of federated_language.
 
     Args:
-        config: Settings. `RAY_FED_...` variables set the fields that it leaves out.
+        config: The settings. Environment variables `RAY_FED_...` set the fields that
+            `config` leaves out.
         address: Address of Ray, as for `init`.
 
     Raises:
-        ConfigError: A variable of the environment is no valid setting, `config` is no
+        ConfigError: An environment variable is no valid setting, `config` is no
             `Config`, or `address` is no text.
-        ClusterError: There is no cluster at the address, or it is too small.
+        ClusterError: There is no Ray at the address, or it is too small.
     """
     check_address(address)
     return build_context(address, resolve_config(config))
@@ -129,7 +129,7 @@ def create_context(
 
 @tracebacks.shorten
 def shutdown() -> None:
-    """Close the context that `init` installed, even if others still use it.
+    """Close the context that `init` installed, even if other threads still use it.
 
     If no context is installed, nothing happens.
     """

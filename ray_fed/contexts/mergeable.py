@@ -25,28 +25,30 @@ flf = fl.framework
 
 
 class MergeableCompExecutionContext(flf.SyncContext):
-    """Executes computations in mergeable form, one slice of the clients at a time.
+    """Runs computations in mergeable form on other contexts, each for some clients.
 
-    The cohort is cut into at most `num_subrounds` contiguous slices of nearly equal
-    size. No slice is empty. `up_to_merge` runs on each slice, on any free context. A
-    context that retries a failure repeats only its slice.
+    A `MergeableCompForm` is a computation as three functions: `up_to_merge` for some of
+    the clients, `merge` for two of its results, and `after_merge` for the rest.
 
-    Partials are merged along a binary tree, and results of clients are in client order.
-    Neither depends on the order in which slices finish. If the argument has no client
-    values, each subround takes the whole argument, and the partials are merged in the
-    same way. Several threads may call the context at a time, also from a running event
-    loop.
+    Clients are divided into slices of neighbors and nearly equal size, none empty.
+    `up_to_merge` runs on each slice, on any free context. If the context retries after
+    a failure, it repeats only its slice. If the argument has no values of clients,
+    `up_to_merge` runs `num_subrounds` times on the whole argument.
+
+    Results are merged along a binary tree, and clients' results are in client order.
+    Neither depends on the order in which slices finish. Several threads may call the
+    context at a time, also from a running event loop.
 
     Args:
-        async_contexts: Contexts that run the computations of a form. Their `invoke` is
-            a coroutine function. They are not owned.
-        compiler_fn: Compiles a computation of any kind to a form. It is called once for
-            each computation. With None, the context executes only forms.
-        transform_args: Applied to the argument of a call first. If the call has no
-            argument, it receives None.
-        transform_result: Applied to the result of a call last.
-        num_subrounds: Number of slices of a round, >= 1, or None for one slice for each
-            context. Slices wait for a free context.
+        async_contexts: Contexts that run the three functions. Their `invoke` is a
+            coroutine function. They are not owned.
+        compiler_fn: Function that compiles any computation to a form. It is called once
+            for each computation. With None, the context runs only forms.
+        transform_args: Function that is applied to the argument of a call first. If the
+            call has no argument, it receives None.
+        transform_result: Function that is applied to the result of a call last.
+        num_subrounds: Maximum number of slices of a round, >= 1. With None, this is the
+            number of contexts.
 
     Raises:
         UnsupportedError: `async_contexts` is empty.
@@ -97,16 +99,16 @@ class MergeableCompExecutionContext(flf.SyncContext):
 
         Args:
             comp: A `MergeableCompForm`, or a computation.
-            arg: The argument, or None without one. `transform_args` and the contexts
-                receive its structures as Structs.
+            arg: The argument, or None if `comp` has no parameter. `transform_args` and
+                the contexts receive containers as Structs of federated_language.
 
         Returns:
-            The result in the Python containers of its type, with numpy values at the
-            leaves.
+            The result in the Python containers of its type, with NumPy values as
+            elements.
 
         Raises:
-            ValueMismatchError: `comp` is neither a form nor a computation, there is an
-                argument that it does not take, `compiler_fn` returned no form, or a
+            ValueMismatchError: `comp` is neither a form nor a computation, `comp` takes
+                no argument but one was passed, `compiler_fn` returned no form, or a
                 context's `invoke` returned no awaitable.
             UnsupportedError: `comp` is a computation, and `compiler_fn` is None.
             CardinalityError: Parts of the argument have values of different numbers of

@@ -1,4 +1,6 @@
-"""An asynchronous context on Ray, for the documented `MergeableCompExecutionContext`.
+"""`RayExecutionContext`, an asynchronous context that runs computations on Ray.
+
+A `MergeableCompExecutionContext` uses several of these contexts, also with one pool:
 
 MergeableCompExecutionContext
   |-- RayExecutionContext --+
@@ -36,14 +38,15 @@ flf = fl.framework
 
 @dataclasses.dataclass(frozen=True)
 class _Pool:
-    """The session, thread and counters that several contexts share.
+    """The objects that several contexts share.
 
     Attributes:
-        session: Session that owns the pool.
+        config: The settings.
+        session: Session that owns the pool of workers.
         thread: Thread that runs all calls. A caller's own event loop may end before the
             call gives its workers back.
-        numbers: Numbers of the calls, in the order in which they begin.
-        checks: Checks each computation before its first call.
+        numbers: Iterator over the numbers of calls, in the order in which calls begin.
+        checks: Checks of each computation before its first call.
     """
 
     config: Config
@@ -58,11 +61,11 @@ class _Pool:
 
 
 class RayExecutionContext(flf.AsyncContext):
-    """Runs each computation whole, as one Ray task on one worker of a pool.
+    """Runs each computation as one Ray task, on one worker of a pool.
 
-    If a worker dies, the task runs again on another one, as often as `config.retry`
-    allows. It draws the same random numbers again. Any event loop may call the context,
-    also several at a time. With `pool_of`, several contexts use one pool:
+    If the worker dies, the computation runs again on another worker, as often as
+    `config.retry` allows, with the same random numbers. Several event loops may call
+    the context at the same time. With `pool_of`, several contexts use one pool:
 
         with RayExecutionContext(Config(workers=3)) as first:
             others = [RayExecutionContext(pool_of=first) for _ in range(2)]
@@ -79,8 +82,8 @@ class RayExecutionContext(flf.AsyncContext):
         ConfigError: The backend is not "ray", `config` is no `Config`, or `pool_of` was
             passed with `config` or `address`.
         ValueMismatchError: `pool_of` is no `RayExecutionContext`.
-        ClusterError: There is no cluster at the address.
-        ResourceError: The cluster has less than `workers` asks for.
+        ClusterError: No cluster is at the address.
+        ResourceError: The cluster lacks resources that `config.workers` asks for.
     """
 
     def __init__(
@@ -92,8 +95,8 @@ class RayExecutionContext(flf.AsyncContext):
     ) -> None:
         if pool_of is not None and not (config is None and address is None):
             raise errors.ConfigError(
-                "Expected neither `config` nor `address` beside `pool_of`, found both"
-                " or one of them: the pool has its settings already."
+                "Expected no `config` or `address` beside `pool_of`, found one or both"
+                " of them: the pool has its settings already."
             )
         if pool_of is not None:
             type_checks.check_kind(pool_of, RayExecutionContext, "pool_of")
@@ -127,11 +130,11 @@ class RayExecutionContext(flf.AsyncContext):
 
     @property
     def last_report(self) -> RoundReport | None:
-        """Report of the latest call that returned, or None before the first one."""
+        """Report of the latest call that returned, or None before any has returned."""
         return self._report.last
 
     def subscribe(self, sink: events.EventSink) -> None:
-        """Send the events of all later calls to a sink, on a thread of ray_fed."""
+        """Call `sink.on_event` for the events of all later calls, on another thread."""
         self._sinks.add(sink)
 
     @override
@@ -139,12 +142,8 @@ class RayExecutionContext(flf.AsyncContext):
     async def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Run a computation on its argument, on one worker.
 
-        Returns:
-            The result in the Python containers of its type, with numpy values at the
-            leaves.
-
-        Raises:
-            RayFedError: See `ExecutionContext.invoke`, which raises the same errors.
+        The result has the Python containers of its type, with NumPy values as elements.
+        Raises the errors of `ExecutionContext.invoke`.
         """
         pool, started = self._open_pool, time.monotonic()
         comp, argument = read_invocation(comp, arg, pool.config.driver_limits)
@@ -156,7 +155,7 @@ class RayExecutionContext(flf.AsyncContext):
         )
 
     def close(self) -> None:
-        """Close the context, and end the pool if this context owns it."""
+        """Close the context. If it has made the pool, end the pool, too."""
         if self._owns_pool and not self._is_closed:
             self._pool.close()
         self._is_closed = True

@@ -1,12 +1,13 @@
-"""Runners: AsyncContexts that are invoked with a plan and return its `Outcome`.
+"""Runners: contexts that are called with a plan, and return its `Outcome`.
 
-    SequentialRunner    uses any AsyncContext of federated_language, leaf after leaf
-    LocalRunner         uses the stack of a device, on a thread of this process
-    RayRunner           uses Ray and workers of a pool (`cluster.session`)
+    SequentialRunner    calls any AsyncContext of federated_language
+    LocalRunner         runs a plan in this process, on the executors of one device
+    RayRunner           runs a plan on workers of Ray (in `cluster.session`)
 
+A plan is the work of a subround (some of the clients) or of the finish of a round.
 `invoke(Subround, argument)` takes the argument with the values of the subround's
-clients. `invoke(Finish, (partials, before))` takes the partials, and the merged values
-of earlier stages. Both return an `Outcome`.
+clients. `invoke(Finish, (partials, before))` takes the results of the subrounds, and
+the merged values of earlier stages. Both return an `Outcome`.
 """
 
 import asyncio
@@ -37,9 +38,9 @@ flf = fl.framework
 
 
 class SequentialRunner(flf.AsyncContext):
-    """Runs plans by invoking computations on another asynchronous context.
+    """Runs plans by calls to another context, with one computation at a time.
 
-    The context is invoked with one computation at a time, and is not owned.
+    `name` is the runner's name in reports. The runner does not own the context.
     """
 
     def __init__(self, context: flf.AsyncContext, name: str) -> None:
@@ -123,16 +124,16 @@ def _on_calling_thread() -> contextlib.AbstractContextManager[None]:
 
 
 class LocalRunner(flf.AsyncContext):
-    """Runs plans on the stack of a device, in this process, on one thread.
+    """Runs plans in this process, on the executors of one device.
 
     Args:
-        stack: Stack that runs clients, merges and everything else. It is owned.
+        stack: Executors of the device, which the runner owns.
         name: Name of the runner in reports.
-        fingerprint: Fingerprint of this process.
+        fingerprint: Properties of this process that decide the bits of results.
         limits: Limits on the data that clients' work may read.
-        stepwise: Whether to run clients one after another, and Python functions of
-            graphs on the thread that calls `invoke`. This is for a stack without a
-            thread of its own.
+        stepwise: Whether to run clients one after another, and Python functions in
+            graphs on the thread that calls `invoke`. This is for debugging, with a
+            `stack` that has no thread.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class LocalRunner(flf.AsyncContext):
         self._callbacks = _on_calling_thread if stepwise else contextlib.nullcontext
 
     def close(self) -> None:
-        """Close the stack."""
+        """Close the stack of executors."""
         self._stack.close()
 
     @override
@@ -161,12 +162,12 @@ class LocalRunner(flf.AsyncContext):
         inner = stack.stack if isinstance(stack, ThreadedStack) else stack
         size = comp.clients_per_leaf
         executors = Executors.of_device(inner, size, self._gather)
-        is_over = threading.Event()  # the stack's thread checks it
+        is_over = threading.Event()  # work on the stack's thread checks this
 
         def check() -> None:
             if is_over.is_set():
                 raise read_limits.AbandonedError(
-                    "Expected a caller who waits, found none."
+                    "Expected a caller that waits for the result, found none."
                 )
 
         try:

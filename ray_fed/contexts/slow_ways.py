@@ -1,4 +1,4 @@
-"""Warns that work takes a slow path, with the reason and a faster alternative."""
+"""Logs a warning if a round took a slow path, with the reason and a faster way."""
 
 import logging
 
@@ -7,7 +7,7 @@ from ray_fed.observability import events
 _logger = logging.getLogger(__name__)
 
 _SLOW_S = 1.0
-"""Seconds of a round from which a slow path is worth a warning."""
+"""Duration in seconds from which a round with a slow path is worth a warning."""
 
 _QUICK = (
     ("`sequence_", "write it as one TensorFlow computation of the dataset"),
@@ -18,33 +18,37 @@ _QUICK = (
     ("without a mergeable form", "write it as the text in brackets says"),
     ("not of the form", "let ray_fed compile the computation"),
 )
-"""Pairs of a part of a reason, and the faster alternative."""
+"""Pairs of words: a part of a slow path's reason, and advice for a faster way."""
 
 
 class SlowPathWarnings:
-    """An event sink that warns once if a round of a second took a slow path."""
+    """Logs a warning, once for each cause, if a round of over 1 s took a slow path.
+
+    This object receives the events of rounds. A slow path is work without a kernel (a
+    TensorFlow graph that does the work of many clients), or with tf.data in its graph.
+    """
 
     def __init__(self) -> None:
         self._remarks: dict[str, None] = {}
         self._logged: set[str] = set()
 
     def on_event(self, event: events.Event) -> None:
-        """Remember a slow path, and log it when its round is over."""
+        """Remember slow paths, and log them when their round is over."""
         match event:
             case events.RoundStarted():
                 self._remarks.clear()
             case events.SubroundFinished(no_kernel=str(reason)):
-                interpreted = f"clients are interpreted, call by call, as of {reason}"
+                interpreted = f"clients ran call by call, because of {reason}"
                 self._remarks[f"{interpreted}: {_quick_way(reason)}"] = None
             case events.ComputationUnlowered():
                 self._remarks[
-                    f"{event.computation} reads through tf.data, which is set up anew"
-                    f" for each client, as of {event.reason}: loop by"
+                    f"{event.computation} reads through tf.data, which is set up again"
+                    f" for each client, because of {event.reason}: loop by"
                     " `dataset.reduce`, and let `ClientData` batch and shuffle"
                 ] = None
             case events.WorkInterpreted():
                 self._remarks[
-                    f"{event.work} is done step by step, as its graph raised"
+                    f"{event.work} ran step by step, because its graph raised"
                     f" {event.reason}"
                 ] = None
             case events.RoundFinished() if event.seconds >= _SLOW_S:
@@ -57,7 +61,7 @@ class SlowPathWarnings:
             if remark not in self._logged:
                 self._logged.add(remark)
                 _logger.warning(
-                    "A slow way, in a round of %.1f s: %s.", seconds, remark
+                    "A round of %.1f s took a slow path: %s.", seconds, remark
                 )
 
 

@@ -1,6 +1,6 @@
-"""Runs coroutines on the thread of the caller, for debuggers.
+"""Runs coroutines on the caller's thread, so that debuggers can step into them.
 
-`LoopThread` has the same methods and runs them on a thread of its own.
+`LoopThread` has the same methods, and runs coroutines on another thread.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ _T = TypeVar("_T")
 def run_alone(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]
 ) -> _T:
-    """Return the result of a coroutine, on a loop that runs only for it.
+    """Run a coroutine on an event loop that no other code runs, and return its result.
 
-    An interrupt cancels the coroutine. The loop does not run between calls, so tasks
-    that the coroutine leaves would never end and are cancelled.
+    Tasks that the coroutine has started and that still run are cancelled, because the
+    loop does not run between calls. An interrupt (Ctrl-C) cancels the coroutine.
     """
     try:
         return loop.run_until_complete(coroutine)
     finally:
-        # A task that cancels the others could itself be left to the next coroutine.
+        # This is not a task itself, because an interrupt could leave that task behind.
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
@@ -36,10 +36,10 @@ def run_alone(
 
 
 class CallingThread:
-    """Runs coroutines on the thread of the caller, one after another.
+    """Runs coroutines on the caller's thread, one after another.
 
-    A breakpoint in a coroutine then has the frames of the caller on the stack. A thread
-    may call while its own event loop runs. That loop waits until the call returns.
+    A debugger that stops in a coroutine then shows the caller's frames. A thread may
+    call this while its own event loop runs, which then waits until the call returns.
     """
 
     def __init__(self) -> None:
@@ -49,9 +49,7 @@ class CallingThread:
         self._running: asyncio.Task[Any] | None = None
 
     def wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of a coroutine.
-
-        An interrupt cancels all that it started.
+        """Run a coroutine, and return its result. An interrupt cancels the coroutine.
 
         Raises ContextStateError inside another call, or if `close` cancelled this call.
         """
@@ -89,7 +87,7 @@ class CallingThread:
     def submit(
         self, coroutine: Coroutine[Any, Any, _T]
     ) -> concurrent.futures.Future[_T]:
-        """Run a coroutine to its end and return a future with its result or error."""
+        """Run a coroutine to its end, and return a done future with result or error."""
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
         try:
             future.set_result(self.wait_for(coroutine))
@@ -98,10 +96,10 @@ class CallingThread:
         return future
 
     def close(self) -> None:
-        """Cancel a running call and close the loop.
+        """Cancel a running call, and close the event loop.
 
-        If another thread runs a call, this waits for it. If this thread runs a call,
-        the loop is closed when that call ends.
+        This waits for a call of another thread. If this thread itself is in a call, the
+        loop is closed when that call ends.
         """
         self._is_closed = True
         running = self._running
@@ -114,11 +112,8 @@ class CallingThread:
 
 @contextlib.contextmanager
 def _outer_loop_aside() -> Generator[None]:
-    """Let a loop run inside a callback or task of this thread's running loop.
-
-    asyncio documents these hooks for other implementations of loops and tasks. The
-    outer loop is the running loop again at the end.
-    """
+    # Lets another loop run inside a callback or task of this thread's running loop.
+    # asyncio documents these hooks for other implementations of loops and tasks.
     hooks: Any = asyncio
     outer = hooks._get_running_loop()  # noqa: SLF001
     task = None if outer is None else asyncio.current_task(outer)

@@ -1,7 +1,8 @@
-"""Lambdas that executors hold, and the scopes that give values to their names.
+"""Lambdas of federated_language inside executors, and the scopes of their names.
 
-A `Closure` is a lambda that was embedded in an executor. The values that it captures
-are embedded too. Its body stays a building block, which is evaluated on each call.
+A lambda captures a value if its body uses a name from outside of the lambda. A
+`Closure` is a lambda with its captured values, which are embedded in an executor. The
+body stays a building block, which each call evaluates.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,7 +22,10 @@ _Value = TypeVar("_Value", bound=flf.ExecutorValue)
 
 
 class Scope:
-    """The names of one block or lambda. A value is computed when it is first needed."""
+    """The values of the names in one block or lambda, computed when first needed.
+
+    `parent` is the scope around this one, or None.
+    """
 
     def __init__(self, parent: "Scope | None" = None) -> None:
         self.parent = parent
@@ -30,7 +34,7 @@ class Scope:
     def bind(
         self, name: str, evaluate: "Callable[[], Coroutine[Any, Any, ResolvedValue]]"
     ) -> None:
-        """Give a name to the result of `evaluate`, which is called at most once."""
+        """Define a name as the result of `evaluate`, which runs at most once."""
         self.names[name] = Once(evaluate)
 
     async def resolve(self, name: str) -> "ResolvedValue":
@@ -46,11 +50,15 @@ class Scope:
 
 
 class ResolvedValue(EmbeddedValue):
-    """A value of the target, a struct of such values, or a function with its scope."""
+    """A value in a `ReferenceResolvingExecutor`.
+
+    The reference is a value of the target executor, a Struct of ResolvedValues, or a
+    `ScopedLambda`.
+    """
 
 
 class ScopedLambda:
-    """A lambda and the scope that it was written in."""
+    """A lambda, and the scope in which its free names have values."""
 
     def __init__(self, block: flf.Lambda, scope: Scope) -> None:
         self.block = block
@@ -58,7 +66,7 @@ class ScopedLambda:
 
 
 def constant(value: _Value) -> Callable[[], Coroutine[Any, Any, _Value]]:
-    """Return a coroutine function that returns the value, for `Once`."""
+    """Return an async function that returns `value`, for `Scope.bind` and `Once`."""
 
     async def resolve() -> _Value:
         return value
@@ -67,14 +75,19 @@ def constant(value: _Value) -> Callable[[], Coroutine[Any, Any, _Value]]:
 
 
 _Capture: TypeAlias = tuple[str, bytes, structs.Plain]
-"""A name, the serialized type of its value, and the value."""
+"""A captured value: its name, its serialized type, and the plain value."""
 
 
 class Closure:
-    """A lambda that is embedded in an executor, with the values that it captures.
+    """A lambda with its captured values, which are embedded in an executor.
 
-    A call with an embedded argument evaluates the body in that executor. Another
-    process runs its `portable` form.
+    A call evaluates the lambda in this executor. For another process, `portable`
+    returns the lambda with plain captured values.
+
+    Args:
+        block: The lambda.
+        captured: Embedded values of the free names in the lambda.
+        call: Async function from an embedded argument (or None) to the result.
     """
 
     def __init__(
@@ -88,14 +101,14 @@ class Closure:
         self._call = call
 
     async def __call__(self, arg: flf.ExecutorValue | None) -> flf.ExecutorValue:
-        """Return the result for an argument that is embedded in the same executor."""
+        """Call the lambda with an argument that is embedded in the same executor."""
         return await self._call(arg)
 
     async def portable(self) -> blocks.Function:
-        """Return the lambda as a function for other processes, with plain captures.
+        """Return the lambda and its captured values in a form for other processes.
 
-        federated_language wraps a TensorFlow computation into a lambda to drop the
-        names of its parameters. This lambda becomes the computation itself.
+        A lambda that only calls a TensorFlow computation becomes this computation.
+        federated_language makes these lambdas to drop the names of parameters.
         """
         match self.block:
             case flf.Lambda(
@@ -137,10 +150,7 @@ class Closure:
 
 
 def _renamed(function: blocks.Function, prefix: str) -> flf.ComputationBuildingBlock:
-    """Return a captured function, with a prefix before the names that it captures.
-
-    Another captured function may use the same name for another value.
-    """
+    # Two captured functions may use one name for two values, so names get a prefix.
     names = [
         (inner, flf.Reference(f"{prefix}/{inner}", blocks.parse_type(type_bytes)))
         for inner, type_bytes, _ in function.captured
@@ -152,12 +162,12 @@ def _renamed(function: blocks.Function, prefix: str) -> flf.ComputationBuildingB
 def split_captures(
     block: flf.Lambda,
 ) -> tuple[flf.Lambda, dict[str, tuple[str, list[int]]]]:
-    """Return a lambda that captures only the parts of structs that it uses.
+    """Rewrite a lambda so that it captures only the parts of structs that it uses.
 
-    The parameters of a federated_computation are one struct. Otherwise, a lambda that
-    uses an unplaced parameter would capture the placed parameters too. For each
-    captured name, the dict has the name in the scope and the indices to select, one
-    after another.
+    The parameters of a federated_computation are one struct. A lambda that uses one
+    parameter would otherwise capture all of them. The dict has each captured name of
+    the new lambda, with the name of a struct in the scope and the indices of the
+    selections that lead from the struct to the part.
     """
     free = set(flf.get_map_of_unbound_references(block)[block])
     split = free - blocks.bound_names(block)  # names bound twice stay whole
@@ -185,7 +195,7 @@ def split_captures(
 async def to_function(value: flf.ExecutorValue) -> blocks.Function:
     """Return an embedded function in a form that other processes can run.
 
-    Raises ValueMismatchError if the function is not stored as a computation.
+    Raises ValueMismatchError for a function that is no lambda and no computation.
     """
     match value.reference:
         case Closure() as closure:
@@ -199,7 +209,7 @@ async def to_function(value: flf.ExecutorValue) -> blocks.Function:
 
 
 def may_draw(function: flf.ExecutorValue) -> bool:
-    """Return whether an embedded function, or one it captures, may draw numbers."""
+    """Return whether an embedded function may draw random numbers when it is called."""
     match function.reference:
         case Closure(block=block, captured=captured):
             functions = [

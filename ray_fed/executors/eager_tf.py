@@ -1,10 +1,10 @@
-"""The leaf of every stack: runs TensorFlow eagerly and synchronously.
+"""`EagerTFExecutor`: the lowest executor of every stack, which runs TensorFlow.
 
-It understands tensors, sequences, structures and functions. Its computations are
-TensorFlow graphs and the arithmetic of `tensorflow.operators`. It knows neither
-placements nor lambdas. A value is normalized once, when it is embedded, to the form
-that `tensorflow.normal_forms` describes. Results of calls are in that form already. The
-executor also builds and runs kernels, which are many computations as one graph.
+This executor has tensors, sequences, structs and functions as values. Its computations
+are TensorFlow graphs and the arithmetic of `tensorflow.operators`. It knows neither
+placements nor lambdas. When a value is embedded, it is converted to a normal form,
+which `tensorflow.normal_forms` describes. The executor also builds and runs kernels. A
+kernel is one graph that does the work of many computations.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from ray_fed.values.lru_cache import LruCache
 
 
 class EagerValue(EmbeddedValue):
-    """A value embedded in an `EagerTFExecutor`, in its normal form."""
+    """A value in an `EagerTFExecutor`. Its reference is the normal form."""
 
     @override
     async def compute(self) -> Any:
-        """Return numpy values in Structs, and a list of elements for a sequence."""
+        """Return NumPy values in Structs. A sequence is a list of its elements."""
         return normal_forms.compute(self._reference, self._type_signature)
 
 
 def retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:
-    """Return a value at a type that its own type is assignable to.
+    """Return a value with another type, to which its own type is assignable.
 
-    The reference must be a normal form of the new type: the names in the type decide
-    the order of tensors in the elements of a dataset.
+    The value is normalized again, because the names in a type decide the order of the
+    tensors in a dataset's elements. Raises TypeError if the types do not fit.
     """
     own_type = value.type_signature
     if own_type == type_spec:
@@ -62,26 +62,26 @@ def _retyped_function(
 
 
 _CACHED_FUNCTIONS = 512
-"""Loaded graphs that one executor caches. A computation of 5 kB takes about 1 MB."""
+"""Number of loaded graphs that one executor caches. A graph for a computation of 5 kB
+takes about 1 MB."""
 
 _FUNCTION_BYTES, _LEAST_FUNCTIONS = 2**22, 8
-"""Maximum bytes of computations with cached graphs, and the number of latest graphs
-that always stay. A loaded graph has several copies of large constants, such as initial
-weights."""
+"""Maximum serialized bytes of the cached graphs, and the number of latest graphs that
+always stay. A loaded graph has several copies of large constants."""
 
 
 class EagerTFExecutor(fl.framework.Executor):
     """Runs TensorFlow computations on one logical device, one call at a time.
 
-    At most 512 functions are cached, by content, type and device. Results are not
-    cached. The executor has no threads. `close` drops the cache.
+    Up to 512 loaded functions are cached. Results are not cached. The executor has no
+    threads. `close` drops the cache.
 
     Args:
-        device: The device that runs all operations and has all tensors, one of
-            `tf.config.list_logical_devices()`. None leaves the choice to TensorFlow.
+        device: One of `tf.config.list_logical_devices()`, which runs all operations and
+            has all tensors. None leaves the choice to TensorFlow.
 
     Attributes:
-        kernels: Builds and caches the graphs that `run_kernel` runs.
+        kernels: Cache that builds the graphs for `run_kernel`.
 
     Raises:
         RuntimeError: TensorFlow does not execute eagerly.
@@ -102,17 +102,16 @@ class EagerTFExecutor(fl.framework.Executor):
 
     @classmethod
     def of_written_graphs(cls, device: Any = None) -> Self:
-        """Return an executor that runs every graph as it was written.
+        """Return an executor that runs every graph as it was written, for debugging.
 
-        Other executors rewrite graphs that take sequences to graphs without tf.data,
-        if possible.
+        Other executors replace tf.data in graphs by loops over tensors, if possible.
         """
         executor = cls(device)
         executor._lowers = False
         return executor
 
     def on_device(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which operations of the thread run on the device."""
+        """Return a context manager in which this thread's TensorFlow ops run here."""
         return tf.device(self._device)
 
     @override
@@ -127,13 +126,12 @@ class EagerTFExecutor(fl.framework.Executor):
         Args:
             value: A computation, a `KeySelection`, a `TypedObject`, or a value of the
                 type in any form: normal, plain, or as users write it.
-            type_spec: The type. It may be None if the value has a type.
+            type_spec: Type of the value. It may be None if the value has a type.
 
         Raises:
             RuntimeError: TensorFlow does not execute eagerly.
             TypeError: The value is not of the type.
-            ValueError: The type is unknown, or this executor does not understand
-                computations of this kind.
+            ValueError: The value has no type, or is a computation of another kind.
         """
         _check_eager()
         if isinstance(value, KeySelection):
@@ -144,7 +142,7 @@ class EagerTFExecutor(fl.framework.Executor):
                 names = [name for name, _, _ in value.captured]
                 raise errors.UnsupportedError(
                     "Expected a TensorFlow computation, found a lambda that captures"
-                    f" {names}: pass what it captures as an argument."
+                    f" {names}: pass these values as an argument."
                 )
             value = value.building_block()
         block = blocks.to_block(value)
@@ -187,7 +185,6 @@ class EagerTFExecutor(fl.framework.Executor):
         return self._placed(embedded)
 
     def _placed(self, value: EagerValue) -> EagerValue:
-        """Return a value with its tensors on the executor's device, if it has one."""
         if self._device is None:
             return value
         type_spec = value.type_signature
@@ -268,9 +265,8 @@ class EagerTFExecutor(fl.framework.Executor):
     ) -> EagerValue:
         """Call an embedded function.
 
-        Raises:
-            RuntimeError: TensorFlow does not execute eagerly.
-            TypeError: `comp` is not a function, or does not accept `arg`.
+        Raises RuntimeError if TensorFlow does not execute eagerly, and TypeError if
+        `comp` is not a function, or does not accept `arg`.
         """
         _check_eager()
         function = type_checks.narrow(comp, EagerValue, "EagerTFExecutor")
@@ -284,21 +280,12 @@ class EagerTFExecutor(fl.framework.Executor):
         return EagerValue(function.reference(argument.reference), type_spec.result)
 
     def run_kernel(self, kernel: KernelGraph, *arguments: Any) -> Any:
-        """Run a kernel of this executor and return its result.
-
-        Raises:
-            Exception: An error of TensorFlow.
-        """
+        """Run a kernel from `kernels`, and return its result. TensorFlow may raise."""
         _check_eager()
         return kernel.run(*arguments)
 
     @override
     async def create_struct(self, elements: Any) -> EagerValue:
-        """Combine embedded values to a struct, keeping names.
-
-        Raises:
-            TypeError: An element is not embedded here.
-        """
         members = [
             (name, type_checks.narrow(member, EagerValue, "EagerTFExecutor"))
             for name, member in structs.iter_elements(structs.to_struct(elements))
@@ -312,18 +299,6 @@ class EagerTFExecutor(fl.framework.Executor):
     async def create_selection(
         self, source: Any, index: int | None = None, name: str | None = None
     ) -> EagerValue:
-        """Select an element of an embedded struct.
-
-        Args:
-            source: An embedded struct.
-            index: Index of the element. Pass either this or `name`.
-            name: Name of the element.
-
-        Raises:
-            TypeError: `source` is not a struct that is embedded here, or does not have
-                the element.
-            ValueError: Both `index` and `name` are given, or neither.
-        """
         struct = type_checks.narrow(source, EagerValue, "EagerTFExecutor")
         position = type_checks.select_index(struct.type_signature, index, name)
         struct_type = cast("fl.StructType", struct.type_signature)

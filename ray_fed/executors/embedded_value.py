@@ -1,4 +1,4 @@
-"""The base class of values that are embedded in an executor of ray_fed."""
+"""The base class of values that an executor of ray_fed returns."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ray_fed.language import structs
 
 
 class EmbeddedValue(fl.framework.ExecutorValue):
-    """A type, and a reference that only the executor of the value understands."""
+    """A value's type, and the reference by which its executor knows the value."""
 
     def __init__(self, reference: Any, type_signature: fl.Type) -> None:
         self._reference = reference
@@ -29,11 +29,7 @@ class EmbeddedValue(fl.framework.ExecutorValue):
 
     @override
     async def compute(self) -> Any:
-        """Return the value that the reference computes. Structs become Structs.
-
-        Raises:
-            ValueMismatchError: The value is a function.
-        """
+        """Return the value. Raises ValueMismatchError if the value is a function."""
         match self._reference:
             case fl.framework.ExecutorValue():
                 return await self._reference.compute()

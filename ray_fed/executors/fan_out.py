@@ -1,4 +1,4 @@
-"""Runs many coroutines at once. No coroutine is left running after a failure."""
+"""Runs many coroutines at once. After a failure, none of them still runs."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 async def gather_by_index(
     coroutines: Iterable[Coroutine[Any, Any, _T]], first: Sequence[int] = ()
 ) -> list[_T]:
-    """Run coroutines at once and return their results in the given order.
+    """Run coroutines at the same time, and return their results in the given order.
 
-    Coroutines at the indices `first` start before the others. The first failure cancels
-    the others, and is raised after they have ended.
+    Coroutines at the indices `first` start first. If a coroutine fails, the others are
+    cancelled, and its error is raised after they have ended.
     """
     work = list(coroutines)
     if len(work) == 1:
@@ -43,8 +43,9 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 class Once(Generic[_T]):
     """A coroutine that starts when its result is first needed, and runs only once.
 
-    A cancelled caller does not end the coroutine while other callers wait. It is
-    cancelled with the last caller, and the next caller starts it again.
+    `begin` makes the coroutine. If a caller of `get` is cancelled, the coroutine
+    continues for the other callers. If all callers are cancelled, so is the coroutine,
+    and the next call of `get` starts a new one.
     """
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, _T]]) -> None:
@@ -66,7 +67,7 @@ class Once(Generic[_T]):
         return task.result()
 
     def _leave(self, task: asyncio.Task[_T], waiter: asyncio.Future[None]) -> bool:
-        """Remove a waiter. Return whether it was the last and the task is cancelled."""
+        # The result is whether this has cancelled the task for the last waiter.
         self._waiters.discard(waiter)
         if self._waiters:
             return False
@@ -75,10 +76,10 @@ class Once(Generic[_T]):
 
 
 class _Waiter(asyncio.Future[None]):
-    """One caller that waits for a task.
+    """A future for one caller that waits for a task.
 
-    When this is cancelled, `leave` returns whether it cancelled the task. If so, this
-    waits for the task to end.
+    A cancelled caller calls `leave`, which cancels the task if no other caller waits.
+    The caller then waits for the task's end, and otherwise ends at once.
     """
 
     def __init__(self, leave: Callable[[], bool]) -> None:
@@ -95,5 +96,5 @@ class _Waiter(asyncio.Future[None]):
 
 
 async def run_in_order(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Run coroutines one after another and return their results."""
+    """Run coroutines one after another, and return their results in order."""
     return [await coroutine for coroutine in coroutines]

@@ -1,4 +1,4 @@
-r"""Handles federated types and intrinsics, and delegates the work.
+r"""`FederatingExecutor`: carries out federated intrinsics on values with placements.
 
                  FederatingExecutor
                 /                  \
@@ -6,11 +6,12 @@ r"""Handles federated types and intrinsics, and delegates the work.
     values and work          unplaced values, and work
     at clients               at the server
 
-The strategy declares the placements and intrinsics that it implements.
-`interpretation` defines all other intrinsics by methods of the strategy.
+The strategy has the clients' values. The unplaced executor has the server's values and
+values without placement. A struct of placed values is embedded element by element. A
+function is kept as it is until a call uses it.
 
-The strategy places values at clients. A struct of placed values is embedded element by
-element. A function is kept as it is. The unplaced executor embeds all other values.
+`interpretation` defines the intrinsics by methods of the strategy. A strategy may also
+implement intrinsics and placements of its own.
 """
 
 from collections.abc import Callable
@@ -56,8 +57,8 @@ def _embedded_already(
     own_type = value.type_signature
     if type_spec is not None and not type_spec.is_equivalent_to(own_type):
         raise errors.ValueMismatchError(
-            f"Expected a value of type `{type_spec}`, found one that is embedded as"
-            f" `{own_type}`: compute it, and embed the result."
+            f"Expected a value of type `{type_spec}`, found a value that is embedded as"
+            f" `{own_type}`: compute the value, and embed the result."
         )
     return value
 
@@ -80,15 +81,16 @@ _NAME = "FederatingExecutor"
 
 
 class FederatingExecutor(flf.Executor):
-    """Interprets federated types and intrinsics over a strategy.
+    """Carries out federated intrinsics by a strategy and an unplaced executor.
 
     Args:
-        strategy_factory: Takes this executor and returns the strategy, which `close`
+        strategy_factory: Function from this executor to the strategy, which `close`
             closes.
-        unplaced_executor: Does the work that has no placement. `close` closes it.
+        unplaced_executor: Executor of the server's work and of work without placement.
+            `close` closes it.
 
     Attributes:
-        strategy: The strategy that the factory returned.
+        strategy: Strategy that the factory returned.
         unplaced: The unplaced executor.
 
     Raises:
@@ -118,20 +120,20 @@ class FederatingExecutor(flf.Executor):
     async def create_value(self, value: Any, type_spec: Any = None) -> FederatedValue:
         """Embed an intrinsic, placement, computation, or a value of any type.
 
-        Computations (lambda, tensorflow) and data are kept as they are until they are
-        used. A value that is embedded here is returned unchanged, at its own type. A
-        value of the unplaced executor can be embedded at the server, at all clients or
-        unplaced.
+        A value that is embedded here is returned unchanged, with its own type. A value
+        of the unplaced executor can be embedded at the server, at all clients, or
+        without placement.
 
         Args:
-            value: The value. If the type differs by client, a list or a tuple.
+            value: The value. If the type differs by client, a list or a tuple with one
+                value for each client.
             type_spec: Type of the value. It may be None if the value has a type.
 
         Raises:
             TypeError: Value and type do not match, or an intrinsic has no type.
             ValueError: This executor does not support values of this kind.
             KindMismatchError: A Python value has no type, or the type of a function.
-                The error is a TypeError and a ValueError.
+                This error is a TypeError and a ValueError.
         """
         return self._own(await self._embed(value, type_spec))
 
@@ -140,13 +142,12 @@ class FederatingExecutor(flf.Executor):
         return value
 
     def _narrow(self, value: object) -> FederatedValue:
-        """Return an object as a value that this executor embedded."""
         narrowed = type_checks.narrow(value, FederatedValue, _NAME)
         if narrowed.owner not in (None, self):
             raise errors.ValueMismatchError(
-                "Expected a value embedded in this FederatingExecutor, found one of"
-                f" another, of type `{narrowed.type_signature}`: compute it, and embed"
-                " the result."
+                "Expected a value embedded in this FederatingExecutor, found a value of"
+                f" type `{narrowed.type_signature}` in another executor: compute the"
+                " value, and embed the result."
             )
         return narrowed
 
@@ -285,7 +286,6 @@ class FederatingExecutor(flf.Executor):
 
     @property
     def _implemented(self) -> list[str]:
-        """The URIs of the federated intrinsics that can be called, sorted."""
         own = self.strategy.intrinsics
         uris = {*interpretation.HANDLERS, *own}
         return sorted(uri for uri in uris if own.get(uri, uri) is not None)
@@ -301,8 +301,8 @@ class FederatingExecutor(flf.Executor):
                 or the types do not match.
             ValueError: `comp` is a lambda or another function that cannot be called
                 here.
-            KindMismatchError: `comp` is federated_map_all_equal, and the value that it
-                maps is not all-equal. The error is a TypeError and a ValueError.
+            KindMismatchError: `comp` is federated_map_all_equal, and the clients'
+                values may differ. This error is a TypeError and a ValueError.
             NotImplementedError: The intrinsic is not implemented.
         """
         function = self._narrow(comp)
@@ -363,11 +363,10 @@ class FederatingExecutor(flf.Executor):
 
     @override
     async def create_struct(self, elements: Any) -> FederatedValue:
-        """Combine embedded values to a struct, keeping names.
+        """Combine embedded values to a struct with their names.
 
-        Raises:
-            TypeError: An element is not embedded here, or two elements have values of
-                different clients at one index.
+        Raises TypeError if an element is not embedded here, or if two elements have
+        values of different clients at one index.
         """
         members = [
             (name, self._narrow(member))
@@ -381,14 +380,6 @@ class FederatingExecutor(flf.Executor):
     async def create_selection(
         self, source: Any, index: int | None = None, name: str | None = None
     ) -> FederatedValue:
-        """Select an element of an embedded struct, by index or by name.
-
-        Raises:
-            TypeError: `source` is not a struct that is embedded here, or does not have
-                the element.
-            ValueError: Both `index` and `name` are given, or neither, or this executor
-                does not know the kind of the struct.
-        """
         struct = self._narrow(source)
         position = type_checks.select_index(struct.type_signature, index, name)
         type_spec = cast("fl.StructType", struct.type_signature)
@@ -399,7 +390,7 @@ class FederatingExecutor(flf.Executor):
             inner = await inner.get()
         if not isinstance(inner, flf.ExecutorValue):
             raise errors.UnsupportedError(
-                "Expected a struct of embedded values, found one that is a"
+                "Expected a struct of embedded values, found a"
                 f" `{type(inner).__name__}`."
             )
         selected = await self.unplaced.create_selection(inner, position)
@@ -407,7 +398,8 @@ class FederatingExecutor(flf.Executor):
 
 
 async def _resolve(value: FederatedValue) -> Any:
-    """Return a value in the form that the strategy and the unplaced executor use."""
+    # An intrinsic of the strategy gets the references that `place` returned, values of
+    # the unplaced executor, and Structs of these.
     match value.reference:
         case structs.Struct():
             pairs = list(structs.iter_elements(value.reference))

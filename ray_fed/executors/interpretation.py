@@ -1,8 +1,8 @@
 """Defines each federated intrinsic by calls of a strategy and of an unplaced executor.
 
-A handler takes the embedded argument of an intrinsic apart. The strategy does the work
-of clients, and the unplaced executor does the work of the server. A `federated_select`
-evaluates one graph for all keys, if the unplaced executor has such graphs.
+An intrinsic is an operator of federated_language, such as `federated_map`. A handler is
+an async function that carries out one intrinsic. The strategy does the clients' work,
+and the unplaced executor does the server's work.
 """
 
 import dataclasses
@@ -32,21 +32,21 @@ flf = fl.framework
 
 
 Deferred = Once[flf.ExecutorValue]
-"""A value without placement that the unplaced executor embeds when first needed."""
+"""A value without placement, which the unplaced executor embeds when first needed."""
 
 
 class FederatedValue(EmbeddedValue):
-    """A value embedded in a `FederatingExecutor`.
+    """A value in a `FederatingExecutor`. The type decides the class of the reference.
 
-        type                   reference     at clients             `Placed`     at the
-    server          the result of the strategy's `place`     without placement      a
-    value of the unplaced executor, perhaps `Deferred`     a struct of these      a
-    Struct     a function             a building block or a closure
+        at clients          `Placed`
+        at the server       the result of the strategy's `place`
+        without placement   a value of the unplaced executor, perhaps `Deferred`
+        a struct of these   a Struct of FederatedValues
+        a function          a building block or a closure
 
-    If all clients have an equal value, `equal` is one client's value in the unplaced
-    executor. It is read if the cohort has no clients. `ids` has the ids in each
-    client's value. It is empty without ids, and for values that are not placed at
-    clients.
+    If all clients have an equal value, `equal` is this value in the unplaced executor,
+    for the case that there are no clients. `ids` has the client ids of values at
+    clients, or is empty if the values have no ids.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class FederatedValue(EmbeddedValue):
         self.equal = equal
         self.ids: Sequence[ClientIds] = ()
         self.owner: object = None
-        """The executor that returned the value, or None inside of the executor."""
+        """Executor that returned the value, or None before an executor returns it."""
 
     @override
     async def compute(self) -> Any:
-        """Return a list for values of clients, and one value for all others."""
+        """Return the value. Values that differ by client are a list, in order."""
         if isinstance(self._type_signature, fl.FederatedType):
             if type_checks.is_at_clients(self._type_signature):
                 return await self._compute_clients(self._type_signature)
@@ -85,7 +85,10 @@ class FederatedValue(EmbeddedValue):
 async def unplaced_value(
     unplaced: flf.Executor, value: FederatedValue
 ) -> flf.ExecutorValue:
-    """Return a value without clients as one embedded in the unplaced executor."""
+    """Embed a value in the unplaced executor.
+
+    Raises ValueMismatchError for a value that is placed at clients.
+    """
     match value.reference:
         case flf.ExecutorValue():
             return value.reference
@@ -112,10 +115,10 @@ async def unplaced_value(
 async def call_at_server(
     unplaced: flf.Executor, function: FederatedValue, arg: FederatedValue | None
 ) -> flf.ExecutorValue:
-    """Call a function at the server.
+    """Call a function at the server, and return the result in the unplaced executor.
 
-    The executor that resolves names calls a lambda. So captured values stay where they
-    are, and the unplaced executor does not have to know lambdas.
+    A `Closure` is called by the executor that has made it. So its captured values stay
+    where they are, and the unplaced executor does not have to know lambdas.
     """
     if isinstance(function.reference, Closure):
         result = await function.reference(arg)
@@ -132,9 +135,11 @@ async def select_all(
     state: flf.ExecutorValue,
     all_keys: Sequence[Any],
 ) -> list[ColumnarSequence] | None:
-    """Return the elements that each client's keys select, or None without a graph.
+    """Run a `federated_select` by one graph for all keys, which is faster than calls.
 
-    `function` takes state and key, and draws no random numbers.
+    Returns for each client the sequence of its selected elements, or None if no graph
+    can do this. `function` takes <state, key>, and draws no random numbers. `all_keys`
+    has the keys of each client.
     """
     if not any(map(len, all_keys)):
         return None
@@ -170,9 +175,10 @@ async def select_all(
 def split_rows(
     rows: Sequence[NDArray[Any]], all_keys: Sequence[Any]
 ) -> list[ColumnarSequence]:
-    """Return each client's elements as a sequence, one element for each of its keys.
+    """Divide the elements of all clients into one sequence for each client.
 
-    `rows` has one array of all clients' elements for each tensor of an element.
+    `rows` has an array for each tensor of an element. Its first dimension has the keys
+    of the first client, then the keys of the second client, and so on.
     """
     ends = itertools.accumulate(map(len, all_keys), initial=0)
     return [
@@ -182,7 +188,10 @@ def split_rows(
 
 
 def check_keys(all_keys: Sequence[Any], max_key: int) -> None:
-    """Raise ComputationError for a key out of range, with the client's index."""
+    """Raise ComputationError with the index of a client that has a wrong key.
+
+    Keys must be from 0 to `max_key`. `all_keys` has the keys of each client.
+    """
     for client_index, keys in enumerate(all_keys):
         if any(not 0 <= key <= max_key for key in keys):
             raise errors.ComputationError(
@@ -197,10 +206,10 @@ class Call:
     """A call of a federated intrinsic.
 
     Attributes:
-        strategy: Does the work of clients.
-        unplaced: Does the work of the server.
-        arg: The embedded argument.
-        type_spec: The type of the call.
+        strategy: Strategy that does the clients' work.
+        unplaced: Executor that does the server's work.
+        arg: Embedded argument, or None.
+        type_spec: Type of the intrinsic in this call.
     """
 
     strategy: FederatingStrategy
@@ -210,11 +219,11 @@ class Call:
 
     @property
     def whole(self) -> FederatedValue:
-        """The argument, which must be there."""
+        """The argument of an intrinsic that has one."""
         return type_checks.narrow(self.arg, FederatedValue, "FederatingExecutor")
 
     def part(self, index: int) -> FederatedValue:
-        """Return an element of the argument."""
+        """Return an element of the argument, which is a struct."""
         part = self.whole.reference[index]
         return type_checks.narrow(part, FederatedValue, "FederatingExecutor")
 
@@ -224,7 +233,7 @@ class Call:
         return cast("fl.FederatedType", self.type_spec.result)
 
     async def run(self, uri: str) -> FederatedValue:
-        """Call a handler, and have the strategy place a result at the server."""
+        """Call the handler of the intrinsic `uri`, and return the embedded result."""
         returned = await HANDLERS[uri](self)
         if isinstance(returned, FederatedValue):
             return returned
@@ -234,8 +243,9 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[Any]]
-"""Returns a `FederatedValue`, or the reference of one with the type of the call. A
-result at the server is a value of the unplaced executor."""
+"""Async function that carries out an intrinsic. It returns a FederatedValue, a `Placed`
+for a result at clients, or a value of the unplaced executor for a result at the
+server."""
 
 
 async def _value_at_server(call: Call) -> Any:
@@ -264,7 +274,7 @@ async def _map(call: Call) -> Any:
 
 
 async def _map_all_equal(call: Call) -> Any:
-    """Map an all-equal value. Without clients, the server computes the result."""
+    # If there are no clients, the server must compute the one result.
     mapped = await _map(call)
     function, equal = call.part(0), call.part(1).equal
     if equal is None:
@@ -323,7 +333,8 @@ def _derived(uri: str) -> Handler:
         derived = intrinsics.DERIVED_AGGREGATIONS[uri](placed.member, *types)
         if derived.check is not None:
             everywhere = fl.FederatedType(types[0], fl.CLIENTS, all_equal=True)
-            # Each client checks its own value: sums hide values out of bounds.
+            # Each client checks its own value, because a sum hides values out of
+            # bounds.
             pair = [placed, await strategy.place(bounds.pop(), everywhere)]
             placed = await strategy.map(
                 Function(serialize(derived.check)),
@@ -350,7 +361,7 @@ def _derived(uri: str) -> Handler:
 
 
 async def _zipped(strategy: FederatingStrategy, value: FederatedValue) -> Placed:
-    """Zip a struct of placed values, such as <value, weight>. Return others as is."""
+    # A struct of placed values, such as <value, weight>, becomes a struct per client.
     if not isinstance(value.reference, structs.Struct):
         return cast("Placed", value.reference)
     elements = structs.iter_elements(value.reference)
@@ -361,11 +372,9 @@ async def _zipped(strategy: FederatingStrategy, value: FederatedValue) -> Placed
 
 
 async def _select(call: Call) -> Any:
-    """Evaluate the selection function at the server and send each client its elements.
-
-    One graph evaluates all keys if there is one. Otherwise the function is called once
-    for each key, or once for each client and key if it may draw random numbers.
-    """
+    # The server evaluates the selection function: by one graph for all keys if
+    # possible, otherwise by a call for each key. If the function may draw random
+    # numbers, there is a call for each key of each client.
     all_keys = await cast("Placed", call.part(0).reference).compute()
     check_keys(all_keys, int(await call.part(1).compute()))
     unplaced, function = call.unplaced, call.part(3)
@@ -417,4 +426,4 @@ HANDLERS: Mapping[str, Handler] = {
     flf.FEDERATED_SECURE_SELECT.uri: _select,
     **{uri: _derived(uri) for uri in intrinsics.DERIVED_AGGREGATIONS},
 }
-"""Handlers by URI. A strategy does not have to implement these intrinsics itself."""
+"""The handler of each intrinsic, by URI."""

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, to which other threads submit coroutines."""
+"""An event loop on a thread of its own, which runs coroutines for other threads."""
 
 import asyncio
 import atexit
@@ -20,15 +20,14 @@ _JOIN_TIMEOUT_S = 10.0
 _LOOK_S = 1.0
 
 _CANCELLED_BEFORE = asyncio.InvalidStateError, concurrent.futures.InvalidStateError
-"""Errors of a future that is completed after its waiter cancelled it."""
-
+"""Errors that a future raises if it gets a result after its waiter cancelled it."""
 
 _running: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop all threads, before Python kills them and aborts inside C++ code."""
+    # At its end, Python kills daemon threads. Inside of C++ code, this aborts.
     until = time.monotonic() + _JOIN_TIMEOUT_S
     threads = list(_running)
     for thread in threads:
@@ -40,7 +39,8 @@ def _stop_all() -> None:
 class LoopThread:
     """An event loop on a daemon thread that starts at once and ends with `close`.
 
-    The thread enters the context `scope` when it starts and leaves it at its end.
+    The thread enters the context manager `scope` when it starts, and leaves it at its
+    end. `name` is the thread's name.
     """
 
     def __init__(
@@ -78,10 +78,11 @@ class LoopThread:
     def submit(
         self, coroutine: Coroutine[Any, Any, _T]
     ) -> concurrent.futures.Future[_T]:
-        """Start a coroutine on the thread and return its future.
+        """Start a coroutine on the thread, and return a future of its result.
 
-        Cancelling the future cancels the coroutine. If the thread is closed first, the
-        future gets a ContextStateError. A closed thread raises it here.
+        If the future is cancelled, so is the coroutine. If the thread is closed before
+        the coroutine ends, the future gets a ContextStateError. If the thread is closed
+        already, this method raises the error.
         """
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
         work = Work()
@@ -96,15 +97,12 @@ class LoopThread:
         return future
 
     async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the thread and await its result in another event loop.
+        """Run a coroutine on the thread, and await its result in another event loop.
 
-        This needs one future, while wrapping the result of `submit` needs two. If the
-        caller is cancelled, the coroutine is cancelled on the thread.
-
-        Raises:
-            ContextStateError: The thread was closed before the coroutine ended.
-            Exception: The error of the coroutine.
+        If the caller is cancelled, so is the coroutine. Raises ContextStateError if the
+        thread is closed before the coroutine ends.
         """
+        # One future is enough here. `wrap_future` of `submit` would need two.
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[_T] = loop.create_future()
         work = Work()
@@ -120,12 +118,11 @@ class LoopThread:
             del answer, end  # errors refer to this frame, and these to the error
 
     def wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the thread and wait.
+        """Run a coroutine on the thread, and block until its result is there.
 
-        An interrupt cancels the coroutine.
-
-        KeyboardInterrupt is raised after the coroutine has ended, or after ten seconds.
-        Raises ContextStateError if the thread is closed before the coroutine ends.
+        An interrupt (Ctrl-C) cancels the coroutine, and is raised when the coroutine
+        has ended, or after ten seconds. Raises ContextStateError if the thread is
+        closed before the coroutine ends.
         """
         answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
         work = Work()
@@ -156,7 +153,6 @@ class LoopThread:
         end: Callable[[asyncio.Task[_T]], object],
         work: Work,
     ) -> None:
-        """Start a coroutine as the task of `work`. `end` takes the ended task."""
         with self._lock:
             if self._is_open:
                 self._works.add(work)
@@ -183,7 +179,6 @@ class LoopThread:
         work: Work,
         task: asyncio.Task[_T],
     ) -> None:
-        """Give a future the result of a task, or an error if `close` cancelled it."""
         work.task = None
         if self._is_silent:
             return
@@ -205,17 +200,17 @@ class LoopThread:
         return not self._is_closed and self._thread.is_alive()  # not after a fork
 
     def _call_soon(self, call: Callable[[], object]) -> bool:
-        """Call a function on the thread. Return whether the thread is open."""
+        # The result is whether the thread is open.
         with self._lock:
             if self._is_open:  # otherwise all calls are cancelled already
                 self._loop.call_soon_threadsafe(call)
             return self._is_open
 
     def close(self) -> None:
-        """Cancel all running work, stop the loop and join the thread.
+        """Cancel all coroutines, stop the event loop, and wait for the thread's end.
 
-        Cancelled calls end with a ContextStateError. A call from the thread itself does
-        not wait for the end of the thread.
+        Callers of cancelled coroutines get a ContextStateError. A call on the thread
+        itself does not wait.
         """
         with self._lock:
             self._cancel()
@@ -223,7 +218,10 @@ class LoopThread:
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Cancel all work and stop the loop, without errors and without waiting."""
+        """Cancel all coroutines and stop the loop, without errors and without waiting.
+
+        This is for the end of the process. Futures get no results.
+        """
         with self._lock:
             self._is_silent = True
             # Do not log tasks that are still pending.
@@ -255,7 +253,7 @@ def _abandon(
     answer: "concurrent.futures.Future[_T]",
     work: Work,
 ) -> None:
-    """End a coroutine whose caller no longer waits. It may not have started yet."""
+    # The coroutine may not have started yet. It then has no task.
     if work.task is not None:
         work.cancel()
     elif not answer.done():

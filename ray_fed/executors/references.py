@@ -1,10 +1,10 @@
-"""Evaluates the building blocks that bind names: lambdas, blocks, calls and structs.
+"""Evaluates the building blocks with names: lambdas, blocks, calls and structs.
 
-The target of the executor gets blocks without free references only. A lambda that is
-an argument, such as the argument of an intrinsic, is embedded in the target as a
-`Closure`: the lambda with the embedded values that it captures. A local of a block is
-evaluated once, when it is first needed, in its own task. So independent locals run at
-the same time, and a long chain of locals does not nest.
+The executor below, the target, gets only building blocks without free names. If a
+lambda is an argument, for example of an intrinsic, the target gets a `Closure`: the
+lambda with its captured values. A local name of a block is evaluated once, when it is
+first needed, in a task of its own. So independent names are evaluated at the same time,
+and a long chain of names needs no deep recursion.
 """
 
 from collections.abc import Callable, Coroutine
@@ -33,8 +33,7 @@ _NAME = "ReferenceResolvingExecutor"
 class ReferenceResolvingExecutor(flf.Executor):
     """Resolves names, so that its target needs to know neither lambdas nor blocks.
 
-    Args:
-        target_executor: Runs blocks without names. `close` closes it.
+    `target_executor` runs building blocks without names. `close` closes it.
     """
 
     def __init__(self, target_executor: flf.Executor) -> None:
@@ -47,11 +46,10 @@ class ReferenceResolvingExecutor(flf.Executor):
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
-        """Embed a computation, a serialized function, or a value of the target.
+        """Embed a computation, a `blocks.Function`, or any value of the target.
 
-        Raises:
-            TypeError: The value is not of the type.
-            ValueError: The target does not understand the value.
+        Raises TypeError if the value is not of the type, and ValueError if the target
+        does not know values of this kind.
         """
         type_spec = None if type_spec is None else fl.to_type(type_spec)
         if isinstance(value, blocks.Function) and value.captured:
@@ -82,10 +80,9 @@ class ReferenceResolvingExecutor(flf.Executor):
     async def create_call(
         self, comp: flf.ExecutorValue, arg: flf.ExecutorValue | None = None
     ) -> ResolvedValue:
-        """Call a lambda here. The target calls all other functions.
+        """Evaluate a lambda here. The target calls all other functions.
 
-        Raises:
-            TypeError: `comp` is not a function, or does not accept `arg`.
+        Raises TypeError if `comp` is not a function, or does not accept `arg`.
         """
         function = type_checks.narrow(comp, ResolvedValue, _NAME)
         argument = (
@@ -108,11 +105,6 @@ class ReferenceResolvingExecutor(flf.Executor):
 
     @override
     async def create_struct(self, elements: Any) -> ResolvedValue:
-        """Combine embedded values to a struct, keeping names.
-
-        Raises:
-            TypeError: An element is not embedded here.
-        """
         members = [
             (name, type_checks.narrow(member, ResolvedValue, _NAME))
             for name, member in structs.iter_elements(structs.to_struct(elements))
@@ -124,13 +116,6 @@ class ReferenceResolvingExecutor(flf.Executor):
     async def create_selection(
         self, source: Any, index: int | None = None, name: str | None = None
     ) -> ResolvedValue:
-        """Select an element of an embedded struct, by index or by name.
-
-        Raises:
-            TypeError: `source` is not a struct that is embedded here, or does not have
-                the element.
-            ValueError: Both `index` and `name` are given, or neither.
-        """
         struct = type_checks.narrow(source, ResolvedValue, _NAME)
         position = type_checks.select_index(struct.type_signature, index, name)
         if isinstance(struct.reference, structs.Struct):
@@ -192,7 +177,7 @@ class ReferenceResolvingExecutor(flf.Executor):
     async def _evaluate_part(
         self, part: flf.ComputationBuildingBlock, where: str | int, scope: Scope
     ) -> ResolvedValue:
-        """Evaluate a part of a block. Its position there keys its random numbers."""
+        # The position of the part in its building block keys its random numbers.
         name = blocks.operand_name(part, where)
         if name is None:
             return await self._evaluate(part, scope)
@@ -202,7 +187,8 @@ class ReferenceResolvingExecutor(flf.Executor):
     def _local(
         self, name: str, block: flf.ComputationBuildingBlock, scope: Scope
     ) -> Callable[[], Coroutine[Any, Any, ResolvedValue]]:
-        # Use the key of the block, because any part may need the local first.
+        # Any part may need the local first. Its random numbers must not depend on that,
+        # so they are keyed by the block.
         key = random_keys.current()
 
         async def evaluate() -> ResolvedValue:

@@ -1,4 +1,4 @@
-"""Gives a seed to the random numbers of a stack of executors."""
+"""An executor that seeds the random numbers of the executors below."""
 
 import itertools
 from typing import Any
@@ -10,11 +10,11 @@ from ray_fed.plan import random_keys
 
 
 class SeededExecutor(fl.framework.Executor):
-    """Delegates each method to a target, and gives a key to its random numbers.
+    """Passes each call on to a target, and sets the key of the call's random numbers.
 
-    The key has the seed, and the number of calls of `create_value` and `create_call`
-    before this call. So equal calls in equal order draw equal numbers. Stacks of one
-    seed share `count`. `close` closes the target.
+    The key has the seed and the number of earlier calls of `create_value` and
+    `create_call`. So equal calls in equal order draw equal numbers. `count` counts the
+    calls. Executors with the same seed share one `count`. `close` closes the target.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Maps, reduces and sums sequences, with functions of any kind.
 
-A dataset can call a TensorFlow function, but it cannot call a lambda. So the executor
-reads the elements, and the target calls the function on each element, in order. Then
-the results are embedded as a sequence. The random numbers of a call depend on the
-index of its element. Everything else is passed to the target unchanged.
+A tf.data dataset can call a TensorFlow function, but no federated_language lambda. So
+this executor reads the elements, and calls the function for each element, in order. The
+random numbers of a call depend on the index of its element.
 """
 
 from typing import Any, cast
@@ -24,14 +23,14 @@ _SUM = "sequence_sum"
 
 
 class SequenceValue(EmbeddedValue):
-    """A sequence intrinsic, a lambda for an intrinsic, or a struct with a lambda."""
+    """A sequence intrinsic, a lambda, or a struct that contains one of these.
+
+    The target executor does not know these values. It has all other values.
+    """
 
 
 class SequenceExecutor(flf.Executor):
-    """Adds sequence_map, sequence_reduce and sequence_sum to a target.
-
-    `close` closes the target.
-    """
+    """Adds the intrinsics for sequences to a target executor, which `close` closes."""
 
     def __init__(self, target_executor: flf.Executor) -> None:
         self._target = target_executor

@@ -1,12 +1,13 @@
-"""The interface between intrinsics and clients.
+"""`FederatingStrategy`: the interface by which intrinsics reach clients' values.
 
-`FederatingExecutor` defines the intrinsics. A strategy keeps the values of clients and
-runs their work:
+`FederatingExecutor` defines intrinsics (operators of federated_language, such as
+`federated_map`) by four methods. A strategy decides where clients' values are:
 
     place    put a value at its placement: values of clients, one value for all clients,
              a value at the server, or a value at a placement of the strategy
-    map      call a function on each client, or zip values of clients
-    reduce   accumulate the clients of each leaf, and merge leaves along the tree
+    map      call a function for each client, or zip values of clients
+    reduce   accumulate the values of each leaf (a few neighboring clients), and merge
+             the results of leaves along a binary tree
     close    release everything
 """
 
@@ -23,7 +24,7 @@ from ray_fed.language.structs import Plain, Struct
 
 
 class Placed(Protocol):
-    """The values of the clients of a cohort, wherever they are."""
+    """The values of all clients, which may be in other processes."""
 
     @property
     def member(self) -> fl.Type:
@@ -36,11 +37,12 @@ class Placed(Protocol):
 
 
 PlacedArg: TypeAlias = Placed | Struct[Any]
-"""The argument of a function on each client: a placed value, or a struct of them."""
+"""The clients' arguments of a function: placed values, or a struct of placed values."""
 
 
 StrategyIntrinsic: TypeAlias = Callable[[Any, fl.FunctionType], Awaitable[Any]]
-"""An intrinsic that a strategy implements: (argument, type of the call) -> result.
+"""An intrinsic that a strategy implements: an async function (argument, type of the
+call) -> result.
 
 Argument and result are values that `place` returned, values of the unplaced executor,
 or Structs of these.
@@ -48,13 +50,15 @@ or Structs of these.
 
 
 class FederatingStrategy(abc.ABC):
-    """Places values at clients and delegates work to them.
+    """Base class of objects that have clients' values and run clients' work.
+
+    The unplaced executor is the executor of the server's values.
 
     Attributes:
-        num_clients: Size of the cohort, >= 0.
-        placements: The placements that values may have.
-        intrinsics: The intrinsics that the strategy implements itself, by URI. None
-            refuses an intrinsic. All other intrinsics call the methods below.
+        num_clients: Number of clients, >= 0.
+        placements: Placements that values may have.
+        intrinsics: Intrinsics that the strategy implements itself, by URI. None refuses
+            an intrinsic. All other intrinsics call the methods below.
     """
 
     num_clients: int
@@ -68,21 +72,20 @@ class FederatingStrategy(abc.ABC):
         """Place a value at its placement.
 
         Args:
-            value: At the clients, a list with one value per client, in client order.
+            value: For clients, a list with one value for each client, in client order.
                 If the type is all-equal, one value, which may be embedded in the
-                unplaced executor. At the server, a value that is embedded in the
-                unplaced executor. At a placement of the strategy, the value that was
-                passed, unchecked.
-            type_spec: A type at one of `placements`.
+                unplaced executor. For the server, a value that is embedded in the
+                unplaced executor. For a placement of the strategy's own, the user's
+                value, unchecked.
+            type_spec: Type at one of `placements`.
 
         Returns:
-            At the clients, their values. At other placements, any object with a
-            coroutine `compute`. At the server, this is usually the value itself. If it
-            is of another class, it is computed and embedded in the unplaced executor
-            when work at the server needs it.
+            For clients, a `Placed`. For the server, usually `value`. For all other
+            placements, and perhaps for the server, an object with an async method
+            `compute`, which work at the server calls to read the value.
 
         Raises:
-            CardinalityError: The list has another length than the cohort.
+            CardinalityError: The list has not one value for each client.
             ValueMismatchError: A value is not of the type.
         """
 
@@ -90,16 +93,16 @@ class FederatingStrategy(abc.ABC):
     async def map(
         self, function: Function | None, arg: PlacedArg | None, member: fl.Type
     ) -> Placed:
-        """Call a function on each client's argument.
+        """Call a function for each client, and return the clients' results.
 
         Args:
-            function: A function without free references, or None to zip the argument.
-            arg: The argument, or None for a function without a parameter.
-            member: The type of a client's result.
+            function: Function without free references, or None to return each client's
+                argument (a struct of placed values becomes a struct for each client).
+            arg: Arguments of the clients, or None for a function without a parameter.
+            member: Type of one client's result.
 
         Raises:
-            ComputationError: The function failed. The error names the first client for
-                which it failed.
+            ComputationError: The function failed for a client, which the error names.
         """
 
     @abc.abstractmethod
@@ -110,17 +113,17 @@ class FederatingStrategy(abc.ABC):
         accumulate: Function,
         merge: Function,
     ) -> fl.framework.ExecutorValue:
-        """Accumulate the clients of each leaf in order, merge leaves by the tree.
+        """Accumulate the values of each leaf's clients in order, and merge the leaves.
 
         Args:
-            arg: The T of each client.
-            zero: The U to start with, embedded in the unplaced executor.
-            accumulate: <U, T> -> U.
-            merge: <U, U> -> U.
+            arg: Values of the clients, each of a type T.
+            zero: Initial accumulator of a type U, embedded in the unplaced executor.
+            accumulate: Function <U, T> -> U.
+            merge: Function <U, U> -> U.
 
         Returns:
-            The merged U, embedded in the unplaced executor. It is `zero` if there are
-            no clients.
+            The merged U, embedded in the unplaced executor. Without clients, this is
+            `zero`.
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Runs an executor on its own thread, so that its callers do not block."""
+"""Runs an executor on its own thread, so that callers do not block."""
 
 import contextlib
 from typing import Any
@@ -10,15 +10,16 @@ from ray_fed.executors.loops import LoopThread
 
 
 class ThreadDelegatingExecutor(fl.framework.Executor):
-    """Delegates each method to a target executor on one dedicated thread.
+    """Passes each call on to a target executor, on a thread of its own.
 
-    Values are the target's values. Calls of one executor run one after another. Calls
-    of several executors run at the same time.
+    Returned values are the target's values. One executor runs its calls one after
+    another. Several executors run their calls at the same time.
 
     Args:
-        target_executor: Runs on the thread. `close` closes it.
+        target_executor: Executor that runs on the thread. `close` closes it.
         name: Name of the thread.
-        scope: A context that the thread enters when it starts and leaves at its end.
+        scope: Context manager that the thread enters when it starts and leaves at its
+            end.
     """
 
     def __init__(

@@ -1,10 +1,12 @@
-"""The division of a cohort into leaves and subrounds, and the state of one call.
+"""The division of clients into leaves and subrounds, and the state of one call.
 
-    CohortCut     the leaves of a cohort, and the leaves of each subround
-    RoundPolicy   the settings by which a context cuts and runs its calls
+    CohortCut     the clients of each leaf, and the leaves of each subround
+    RoundPolicy   the settings by which a context divides and runs its calls
     RoundState    one call: the argument of each subround, merged and kept values
 
-Clients and leaves are cut by index. Client values are not copied.
+The cohort is all clients of a call, in order. A leaf has neighboring clients, whose
+values are accumulated one after another. A subround has neighboring leaves. Clients'
+values are not copied.
 """
 
 import dataclasses
@@ -29,20 +31,19 @@ from ray_fed.values.client_references import ClientRun, check_pairs
 from ray_fed.values.stored import ArgumentPart, ClientValues, Stored, StoredClients
 
 _BASE_WEIGHT = 10
-"""Fixed cost of a client, in rows of a small model. The rows are added to it."""
-
+"""Fixed cost of a client's work, in rows of a small model."""
 
 _SUBROUND_S = 0.01
 """Minimum seconds of work in a subround if the number of subrounds is not set."""
 
 
 def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
-    """Return the number of clients in an argument.
+    """Return the number of clients in an argument of a type.
 
-    The result is `default` if no value in the argument is placed at clients. Raises
-    CardinalityError if values at clients have different numbers of clients, and
-    ValueMismatchError for a value that is no sequence, or different clients at one
-    index.
+    If the argument has no values placed at clients, the result is `default`. Raises
+    CardinalityError if two values have different numbers of clients, and
+    ValueMismatchError if a value is no list, or if two values have different clients at
+    one index.
     """
     if type_spec is None:
         return default
@@ -62,17 +63,13 @@ def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
 
 
 def weigh_clients(arg: Plain, type_spec: fl.Type | None) -> NDArray[np.float64] | None:
-    """Estimate the cost of each client's work from the number of its rows.
+    """Estimate the cost of each client's work from the client's number of rows.
 
-    Args:
-        arg: The argument, a plain value of `type_spec`.
-        type_spec: Type of the argument, or None for a computation without an argument.
-
-    Returns:
-        Costs in client order, f64[clients]: a base cost plus the rows of the client's
-        sequences. None without sequences, or if the rows of any client are unknown.
+    `arg` is a plain value of `type_spec`. Both are None in a call without an argument.
+    The result has the costs in client order, f64[clients]: a fixed cost plus the number
+    of rows. It is None if clients have no sequences, or if a number is unknown.
     """
-    rows: list[NDArray[np.float64]] = []  # NaN where it is not known
+    rows: list[NDArray[np.float64]] = []  # NaN if a number is unknown
     if type_spec is None:
         return None
     for part_type, part in stored.placed_parts(arg, type_spec):
@@ -89,16 +86,11 @@ def weigh_clients(arg: Plain, type_spec: fl.Type | None) -> NDArray[np.float64] 
 
 
 def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
-    """Cut items into at most `num_runs` contiguous ranges of similar weight.
+    """Divide items into at most `num_runs` ranges of neighbors, of similar weight.
 
-    Args:
-        weights: Weight of each item, > 0.
-        num_runs: Maximum number of ranges, >= 1.
-
-    Returns:
-        Non-empty ranges, in order. There are `num_runs` of them, or one for each item
-        if there are fewer items. A range ends at the item whose cumulative weight is
-        nearest to an equal share of the sum.
+    `weights` has the weight of each item, > 0. The ranges are not empty, and in order.
+    If there are fewer items than `num_runs` >= 1, each item is a range. A range ends at
+    the item whose cumulative weight is nearest to an equal share of the sum.
     """
     num_runs = min(num_runs, len(weights))
     ends = np.cumsum(weights)
@@ -115,7 +107,7 @@ def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
 
 
 def drop_clients(clients: ClientValues, dropped: Sequence[int]) -> ClientValues:
-    """Return values of neighboring clients without those at the dropped positions."""
+    """Return clients' values without the values at the positions `dropped`."""
     if not dropped:
         return clients
     if isinstance(clients, ClientRun):
@@ -124,7 +116,10 @@ def drop_clients(clients: ClientValues, dropped: Sequence[int]) -> ClientValues:
 
 
 def without_clients(arg: Plain, type_spec: fl.Type) -> Plain:
-    """Replace the client values of an argument by stand-ins of the same length."""
+    """Replace clients' values in an argument by stand-ins, which have only a length.
+
+    The server's work needs the number of clients, but not their values.
+    """
     parts = (
         stored.StoredClients(None, 0, len(part))
         if type_checks.differs_by_client(part_type)
@@ -137,12 +132,10 @@ def without_clients(arg: Plain, type_spec: fl.Type) -> Plain:
 def join_parts(
     at_server: Iterator[Plain], at_clients: Iterator[Plain], type_spec: fl.Type
 ) -> Plain:
-    """Build a result from its separate parts, see `compiler.form.ResultParts`.
+    """Build a result of a type from its parts, see `compiler.form.ResultParts`.
 
-    Args:
-        at_server: The parts that do not differ by client, in order.
-        at_clients: The parts that differ by client, in order.
-        type_spec: Type of the result.
+    `at_clients` has the parts that differ by client, in order. `at_server` has all
+    other parts, in order.
     """
     parts = (
         next(at_clients if type_checks.differs_by_client(part) else at_server)
@@ -152,10 +145,9 @@ def join_parts(
 
 
 def join_results(results: list[Plain], type_spec: fl.Type) -> Plain:
-    """Join the results of leaves, in order, into the result of their cohort.
+    """Join the results of leaves, in order, into one result for all clients.
 
-    Values at clients are concatenated. Other parts are equal in all results, so the
-    first result provides them.
+    Values at clients are concatenated. Other parts are equal in all results.
     """
     columns = zip(*(stored.placed_parts(r, type_spec) for r in results), strict=True)
     parts = (
@@ -173,32 +165,32 @@ async def _return_as_is(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class RoundPolicy:
-    """The settings by which a context cuts and runs its calls.
+    """The settings by which a context divides and runs its calls.
 
     Attributes:
-        cut_leaves: Function from the number of clients to their leaves. It returns at
-            least one leaf.
+        cut_leaves: Function from the number of clients to the client indices of each
+            leaf. It returns at least one leaf.
         num_subrounds: Maximum number of subrounds, or None for the number of workers.
-        num_workers: Number of workers that a round can use, or a function that returns
-            it when a round begins. The function may resize the pool.
+        num_workers: Number of workers for a round, or an async function that each round
+            calls for it. The function may start or end workers.
         spreads_subrounds: Whether a subround may run on several workers if there are
             more workers than subrounds.
-        default_num_clients: Number of clients of a call without client values.
-        replicas: Number of leaves of a call without client values. Each leaf has all
-            clients. None cuts such a call like any other.
+        default_num_clients: Number of clients of a call without clients' values.
+        replicas: Number of leaves of a call without clients' values. Each leaf then has
+            all clients. With None, clients are divided as in other calls.
         seed: Seed of all random numbers.
-        store: Stores a value that several subrounds read. It returns a reference, or
-            the value itself, and the number of bytes of arrays that leave this process.
-        fetch: Reads a value from its reference. It returns any other value as it is.
-        emit: Receives events.
-        call_s: Approximate limit of the seconds of client work in one kernel call. With
-            None, all work is interpreted.
-        jit: See `plans.Kernel`.
-        vectorized_clients: See `plans.Kernel`.
+        store: Function that stores a value that several subrounds read. It returns a
+            reference (or the value itself) and the number of stored bytes.
+        fetch: Async function that reads a stored value, and returns others as they are.
+        emit: Function that receives events.
+        call_s: Approximate maximum seconds of clients' work in one call of a kernel (a
+            graph for many clients). With None, kernels are not used.
+        jit: Whether XLA compiles kernels, see `plans.Kernel`.
+        vectorized_clients: Number of clients that a kernel runs at once.
         has_own_runners: Whether the runners are ray_fed's own. They accept a finish
-            whose client values are stand-ins, and a subround that includes the finish.
-        kept_bytes: Maximum bytes of client values that a call keeps for later stages.
-        max_dropped_clients: Maximum number of failed clients that a call drops.
+            with stand-ins for clients' values, and a subround that has the finish.
+        kept_bytes: Maximum bytes of clients' values that a call keeps between stages.
+        max_dropped_clients: Maximum number of failed clients that a call leaves out.
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
@@ -219,21 +211,20 @@ class RoundPolicy:
     max_dropped_clients: int = 0
 
     async def workers_now(self, work_s: float | None = None) -> int:
-        """Return the number of workers of a round that begins now.
+        """Return the number of workers for a round that begins now.
 
-        Args:
-            work_s: Expected seconds of work over all workers, or None if unknown.
+        `work_s` is the expected sum of seconds of clients' work, or None if unknown.
         """
         num_workers = self.num_workers
         if not isinstance(num_workers, int):
             num_workers = await num_workers()
         if work_s is not None and self.num_subrounds is None:
-            # Sending a smaller subround takes longer than running it after another.
+            # To send a smaller subround takes longer than to run it after another.
             num_workers = max(1, min(num_workers, int(work_s / _SUBROUND_S)))
         return num_workers
 
     async def read_clients(self, part: ClientValues) -> ClientValues:
-        """Return values of clients, and read them first if they are stored."""
+        """Return values of clients. Stored values are read."""
         if not isinstance(part, StoredClients):
             return part
         values = await self.fetch(Stored(part.reference))
@@ -242,7 +233,7 @@ class RoundPolicy:
     def workers_per_subround(
         self, num_workers: int, num_subrounds: int, num_leaves: int
     ) -> int:
-        """Return how many workers one subround may use. It needs a leaf for each."""
+        """Return how many workers one subround may use, at most one for each leaf."""
         if not self.spreads_subrounds:
             return 1
         return max(1, min(num_workers // num_subrounds, num_leaves))
@@ -253,11 +244,10 @@ class RoundRequest:
     """The properties of a call that are known before it begins.
 
     Attributes:
-        round_index: Number of calls of the context before this one. Random numbers
-            depend on it.
+        round_index: Number of the call in its context, which decides random numbers.
         started: Start of the call, in seconds of the monotonic clock.
-        by_component: Whether the result is returned as a tuple of its components.
-            Runners store each component separately.
+        by_component: Whether the result is a tuple of its tensors and sequences, which
+            runners store separately.
     """
 
     round_index: int
@@ -265,19 +255,22 @@ class RoundRequest:
     by_component: bool = False
 
     def components_type(self, result: fl.Type) -> bytes | None:
-        """Return `components_type` of a plan with this result, see `plans.Finish`."""
+        """Return the `components_type` of a plan whose result has the type `result`.
+
+        This is the serialized type, or None if the plan returns a whole value.
+        """
         if not self.by_component or not components.component_types(result):
             return None
         return blocks.serialize_type(result)
 
     def as_asked(self, value: Plain, result: fl.Type) -> Plain:
-        """Return a whole result, split into components if the call requests them."""
+        """Return a whole value in the form that the call wants: whole or components."""
         if self.components_type(result) is None:
             return value
         return components.split(value, result)
 
     def as_whole(self, returned: Any, result: fl.Type) -> Plain:
-        """Return the whole value of a plan's result, the inverse of `as_asked`."""
+        """Return the whole value from the form that `as_asked` returns."""
         if self.components_type(result) is None:
             return returned
         return components.join(returned, result)
@@ -288,11 +281,11 @@ class CohortCut:
     """The division of a cohort into leaves, subrounds and chunks.
 
     Attributes:
-        leaves: The clients of each leaf, by index in the cohort.
-        runs: The leaves of each subround, by index.
+        leaves: Client indices of each leaf.
+        runs: Leaf indices of each subround.
         size: Number of clients of the largest leaf, at least 1.
-        heaviest_first: Indices of the subrounds in the order in which they begin.
-        chunks: For each subround, the leaves of each worker that it can use.
+        heaviest_first: Indices of the subrounds. The most work comes first.
+        chunks: For each subround, leaf indices for each worker that it can use.
     """
 
     leaves: tuple[range, ...]
@@ -310,14 +303,11 @@ class CohortCut:
         parameter: fl.Type | None,
         weights: NDArray[np.float64] | None = None,
     ) -> "CohortCut":
-        """Cut a cohort. Weights decide only which leaves are in which subround.
+        """Divide a cohort for a round on `num_workers` workers.
 
-        Args:
-            num_clients: Number of clients of the cohort.
-            num_workers: Number of workers of the round.
-            policy: The settings of the context.
-            parameter: Type of the argument, or None without an argument.
-            weights: Cost of each client, f64[clients], > 0, or None if unknown.
+        `parameter` is the type of the argument, or None. `weights` has the cost of each
+        client's work, f64[clients], > 0, or is None. They decide only which leaves are
+        in which subround. The leaves, and so the result's bits, do not depend on them.
         """
         leaves = tuple(policy.cut_leaves(num_clients))
         has_clients = parameter is not None and type_checks.holds_clients(parameter)
@@ -339,18 +329,17 @@ class CohortCut:
         return cls(leaves, tuple(runs), size, tuple(order), tuple(chunks))
 
     def first_runs(self, num_bytes: int, member_bytes: int) -> list[bool]:
-        """Return which subrounds can keep their clients' values: the first that fit.
+        """Return for each subround whether its clients can keep values between stages.
 
-        Args:
-            num_bytes: Maximum number of bytes that these subrounds keep together.
-            member_bytes: Bytes of the values that one client keeps.
+        The first subrounds can, up to a sum of `num_bytes`. A client needs
+        `member_bytes`.
         """
         ends = [self.leaves[run[-1]].stop for run in self.runs]
         return [end * member_bytes <= num_bytes for end in ends]
 
     @functools.cached_property
     def clients(self) -> tuple[range, ...]:
-        """The clients of each subround, by index in the cohort."""
+        """Client indices of each subround."""
         return tuple(
             range(self.leaves[run.start].start, self.leaves[run.stop - 1].stop)
             for run in self.runs
@@ -358,7 +347,10 @@ class CohortCut:
 
     @functools.cached_property
     def subtrees(self) -> tuple[tuple[merge_tree.Subtree, ...], ...]:
-        """For each subround, the whole subtrees inside its chunks, in order."""
+        """For each subround, the parts of the merge tree that its chunks can merge.
+
+        Each part has all leaves of one node of the tree, and no others.
+        """
         tree = (0, len(self.leaves))
         return tuple(
             tuple(
@@ -388,24 +380,25 @@ class RoundState:
     """The state of one call while it runs. `run` is the index of a subround.
 
     Attributes:
-        spec: The request of the call.
-        cut: The leaves and subrounds of its cohort.
-        store: See `RoundPolicy`.
+        spec: Request of the call.
+        cut: Leaves and subrounds of the cohort.
+        store: Function that stores a value, see `RoundPolicy`.
         parameter: Type of the argument, or None without an argument.
-        argument: The argument as the only element, or empty without an argument.
-        finish_argument: The argument in the same form, as the finish takes it.
-        subround_arguments: The argument for each subround, with the values of its own
-            clients.
-        merged: The merged value of each completed stage.
-        dropped: The failure of each dropped client, by index in the cohort.
-        max_dropped: Maximum number of dropped clients.
-        keeps: For each subround, whether its clients' values are kept between stages.
+        argument: List with the argument as the only element, or an empty list.
+        finish_argument: List with the argument for the finish of the round. It may have
+            stand-ins for clients' values.
+        subround_arguments: For each subround, a list with its argument, which has only
+            the values of its own clients.
+        merged: Merged value of each completed stage.
+        max_dropped: Maximum number of clients that the call may leave out.
+        dropped: Error message of each client that is left out, by client index.
+        keeps: For each subround, whether its clients keep values between stages.
         kept: For each subround, the kept values by name.
         bytes_broadcast: Bytes of the values that all subrounds read, each counted once.
-        bytes_sliced: Bytes of client values, for each subround.
-        next_index: Index of the next plan of this call, in events and errors.
+        bytes_sliced: For each subround, the bytes of its clients' values.
+        next_index: Index of the call's next plan, for events and errors.
         work_s: Seconds of work, in sum over all workers.
-        notes: Notes that workers returned, see `diagnostics`.
+        notes: Notes of workers for the user, see `diagnostics`.
     """
 
     spec: RoundRequest
@@ -433,7 +426,7 @@ class RoundState:
     notes: set[Note] = dataclasses.field(default_factory=set[Note])
 
     def take_indices(self, count: int) -> int:
-        """Reserve `count` consecutive indices of subrounds and return the first."""
+        """Reserve `count` consecutive plan indices, and return the first."""
         first = self.next_index
         self.next_index += count
         return first
@@ -445,12 +438,10 @@ class RoundState:
         *,
         leaves_out_clients: bool = False,
     ) -> None:
-        """Store the shared values of an argument, and the client values by subround.
+        """Store the argument: shared values once, and clients' values by subround.
 
-        Args:
-            argument: The argument, a plain value. Parts of it can already be stored.
-            parameter: Type of the argument, or None without an argument.
-            leaves_out_clients: Whether the finish gets stand-ins for client values.
+        `argument` is a plain value of the type `parameter`, or both are None. With
+        `leaves_out_clients`, the finish gets stand-ins for clients' values.
         """
         self.parameter = parameter
         if parameter is not None:
@@ -462,7 +453,10 @@ class RoundState:
             self.slice_run(run)
 
     def share(self, value: Plain, type_spec: fl.Type) -> Plain:
-        """Store the parts of a value that do not differ by client."""
+        """Store the parts of a value that are equal for all clients.
+
+        The result is the value with references in place of these parts.
+        """
         parts: list[ArgumentPart] = []
         for part_type, part in stored.placed_parts(value, type_spec):
             if type_checks.differs_by_client(part_type):
@@ -477,7 +471,7 @@ class RoundState:
         return trees.nest(iter(parts), type_spec, trees.is_unstructured)
 
     def slice_run(self, run: int) -> None:
-        """Store the client values of a subround, without dropped clients."""
+        """Store a subround's clients' values, without clients that were dropped."""
         self.bytes_sliced[run] = 0
         if self.parameter is None:
             self.subround_arguments[run] = []
@@ -495,19 +489,15 @@ class RoundState:
         self.subround_arguments[run] = [argument]
 
     def dropped_in(self, run: int) -> tuple[int, ...]:
-        """Return the dropped clients of a subround, by cohort index, in order."""
+        """Return the indices of a subround's dropped clients, in order."""
         clients = self.cut.clients[run]
         return tuple(sorted(client for client in self.dropped if client in clients))
 
     def drop_clients(self, error: errors.ComputationError) -> dict[int, str]:
-        """Drop the clients that an error names.
+        """Drop the clients that an error names, and return their failures by index.
 
-        Returns:
-            The failure of each newly dropped client, by index in the cohort.
-
-        Raises:
-            ComputationError: The error itself, if it names no further client, or if
-                more than `max_dropped` clients have failed.
+        Raises the error itself if it names no further client, or if more than
+        `max_dropped` clients have failed.
         """
         failed = sorted(error.failures.keys() - self.dropped.keys())
         if not failed:
@@ -523,7 +513,11 @@ class RoundState:
         return causes
 
     def leaves(self, run: int) -> tuple[range, ...]:
-        """Return the clients of each leaf of a subround, not counting dropped ones."""
+        """Return a range with one entry for each remaining client, for each leaf.
+
+        Without dropped clients, these are client indices. Otherwise the entries after a
+        dropped client move forward, so that leaves stay neighbors.
+        """
         indices = self.cut.runs[run]
         leaves = self.cut.leaves[indices.start : indices.stop]
         dropped, start = self.dropped_in(run), leaves[0].start
@@ -537,11 +531,10 @@ class RoundState:
         return tuple(remaining)
 
     def run_arg(self, run: int, loads: Sequence[str] = ()) -> Plain:
-        """Return the argument of this stage's work in a subround.
+        """Return a subround's argument for the present stage.
 
-        Args:
-            run: Index of the subround.
-            loads: Names of the kept values that the work takes, after merged values.
+        It has the argument of the call, the merged values of earlier stages, and the
+        kept values with the names `loads`.
         """
         kept = [tuple([self.kept[run][name] for name in loads])] if loads else []
         return plans.as_argument([*self.subround_arguments[run], *self.merged, *kept])
@@ -549,7 +542,7 @@ class RoundState:
     def keep(
         self, run: int, keeping: KeepingStage, outcome: outcomes.Outcome
     ) -> tuple[object, ...]:
-        """Keep the values that a subround saved, and return its other values."""
+        """Store the values that a subround's clients keep. Return its other values."""
         num_others = len(outcome.values) - len(keeping.saves)
         num_clients = sum(len(leaf) for leaf in self.leaves(run))
         saved = [

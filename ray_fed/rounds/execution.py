@@ -1,11 +1,13 @@
-"""The driver's part in one call, from its argument to its result.
+"""The driver's part in one call (a round), from its argument to its result.
 
     argument -> leaves -> subrounds, which run at once -> partials -> merged value
     argument and merged values -> the next stage, in the same way
     argument and all merged values -> after_merge -> result
 
-If the result has values at clients, subrounds compute these after the last merge. A
-subround waits for a free runner. Results are ordered by index, never by arrival.
+A stage is clients' work (`up_to_merge`) and its aggregation (`merge`). A leaf is a few
+neighboring clients, and a subround has neighboring leaves. `after_merge` is the
+server's work. If the result has values at clients, subrounds compute these after the
+last merge. A runner runs one subround at a time. Results are ordered by index.
 """
 
 import asyncio
@@ -43,10 +45,10 @@ _CUTS = 16
 
 
 class ComputationCache(Generic[_T]):
-    """A cache of a pure function's results for computations, while these are alive.
+    """Caches the results of a pure function of computations, `make`.
 
-    The latest few results stay longer. They are returned for equal computations, such
-    as the computations of a learning process that is built again.
+    A result stays while its computation is alive. The latest few results stay longer,
+    for equal computations, for example if a learning process is built again.
     """
 
     def __init__(self, make: Callable[[Computation], _T]) -> None:
@@ -58,7 +60,7 @@ class ComputationCache(Generic[_T]):
         self._living = LruCache(_CAPACITY)
 
     def get(self, comp: Computation) -> _T:
-        """Return the result for a computation, or for an equal one."""
+        """Return the result for a computation, from the cache if possible."""
         key = id(comp)
         found = self._living.find(key)
         if found is None or found[0]() is not comp:
@@ -84,16 +86,15 @@ _AT_CLIENTS = plans.Fallback("a result at clients")
 
 
 class StageAgainError(Exception):
-    """A client was dropped, but it took part in earlier stages of the call."""
+    """All stages must run again, as earlier stages counted a client that failed."""
 
 
 class Rounds:
-    """Runs mergeable forms and whole computations on runners.
+    """Runs calls on runners: computations in stages, or whole computations.
 
-    Args:
-        runners: AsyncContexts whose `invoke` takes a plan and its argument. Each runs
-            one plan at a time.
-        policy: The settings of the context.
+    `runners` are contexts whose `invoke` takes a plan (the work of a subround or of the
+    round's finish) and its argument. Each runs one plan at a time. `policy` has the
+    settings. `num_calls` is the number of calls so far.
     """
 
     def __init__(
@@ -153,9 +154,10 @@ class Rounds:
         """Return the request of a new call.
 
         Args:
-            by_component: Whether the result is returned as a tuple of its components.
+            by_component: Whether the result is a tuple of its tensors and sequences.
             started: Start of the call by the monotonic clock, or None for now.
-            number: Index of the round, or None to count this call and use the count.
+            number: Index of the round, which decides its random numbers. With None, the
+                call gets the next number, and `num_calls` counts it.
         """
         started = time.monotonic() if started is None else started
         if number is not None:
@@ -167,9 +169,9 @@ class Rounds:
     async def run_chain(
         self, chain: MergeableCompChain, arg: Any, spec: RoundRequest
     ) -> Any:
-        """Run a chain of stages and return its result, whole or as components.
+        """Run a computation in stages, and return its result, whole or as components.
 
-        Parts of `arg` can be stored. It is None without a parameter.
+        `arg` is the plain argument, whose parts may be stored, or None.
         """
         parameter = chain.parameter
         num_clients = client_cuts.count_clients(
@@ -177,6 +179,7 @@ class Rounds:
         )
         weights = client_cuts.weigh_clients(arg, parameter)
         work = self._serialized.get(chain.stages[0].up_to_merge)
+        # The seconds of one client in the last call tell how many workers are worth it.
         client_s = self._client_s.find(work)
         num_workers = await self._policy.workers_now(
             client_s and client_s * num_clients
@@ -191,7 +194,7 @@ class Rounds:
             result_type = chain.after_merge.type_signature.result
             if not type_checks.holds_clients(result_type):
                 call.max_dropped = self._policy.max_dropped_clients
-            while True:
+            while True:  # ends, because each repetition has fewer clients
                 with contextlib.suppress(StageAgainError):
                     result = await self._run_stages(chain, call)
                     break
@@ -205,13 +208,10 @@ class Rounds:
         spec: RoundRequest,
         why: plans.Fallback | None = None,
     ) -> Any:
-        """Run a computation as one subround and return its result.
+        """Run a computation as one subround, and return its result.
 
-        Args:
-            comp: The computation.
-            arg: The argument, or None without one. Parts of it can be stored.
-            spec: The request of the call, from `new_call`.
-            why: The reason for having no mergeable form, for the report, or None.
+        `arg` is the plain argument, whose parts may be stored, or None. `why` is the
+        reason why the computation has no stages, for the report, or None.
         """
         parameter = comp.type_signature.parameter
         num_clients = client_cuts.count_clients(
@@ -276,6 +276,7 @@ class Rounds:
     def _finishes_in_subround(
         self, chain: MergeableCompChain, call: RoundState
     ) -> bool:
+        # One worker then does the whole round, so a second plan would only cost time.
         last = chain.stages[-1]
         return (
             self._policy.has_own_runners
@@ -297,13 +298,12 @@ class Rounds:
         finish: plans.Finish | None = None,
         why: plans.Fallback | None = None,
     ) -> list[tuple[object, ...]]:
-        """Run the same work in every subround and return their values, in order.
+        """Run the same work in every subround, and return their values, in order.
 
-        Values that are kept for later stages stay in `call` and are not returned.
-        Without a `merge`, the result of every leaf is returned. Kernels return
-        partials, so `why` must then say why the work is interpreted. `keeping` is the
-        variant of `comp` for subrounds that keep clients' values. `finish` is set if
-        the only subround also finishes the round.
+        Without a `merge`, the results of all leaves are returned. Kernels return only
+        merged values, so `why` must then say why no kernel runs. `keeping` is the
+        variant of `comp` for subrounds whose clients keep values, which `call` gets.
+        If there is only one subround, it may also run the `finish` of the round.
         """
         merging = None if merge is None else self._serialized.get(merge)
         first = call.take_indices(len(call.cut.runs))
@@ -313,7 +313,7 @@ class Rounds:
             kept = keeping if call.keeps[index] else None
             work = comp if kept is None else kept.computation
             while True:
-                # Each repetition leaves out the clients that failed in the one before.
+                # Each repetition leaves out the clients that have failed so far.
                 dropped = call.dropped_in(index)
                 subround = plans.Subround(
                     computation=self._serialized.get(work),
@@ -353,14 +353,16 @@ class Rounds:
                     if kept is None:
                         return outcome.values
                     return call.keep(index, kept, outcome)
-                # This subround runs again without them. The others' results stay.
+                # This subround runs again without the failed clients. The results of
+                # other subrounds stay valid.
                 call.slice_run(index)
                 if call.merged:  # earlier stages counted the dropped clients
                     raise StageAgainError
 
         return await gather_by_index(
             (run(index) for index in range(len(call.cut.runs))),
-            # If the heaviest began last, the round would wait for it alone.
+            # If the subround with the most work began last, the round would wait for it
+            # alone.
             first=call.cut.heaviest_first,
         )
 
@@ -372,9 +374,9 @@ class Rounds:
         call: RoundState,
         bytes_sliced: int = 0,
     ) -> outcomes.Outcome:
-        """Run a plan on the next free runner, emit its event, return its outcome.
+        """Run a plan on the next free runner, emit its event, and return its outcome.
 
-        Raises LocatedError, which names round and subround, if the plan failed.
+        If the plan fails, raise its error with the round and the subround.
         """
         runner = await self._free.get()
         started = time.monotonic()
@@ -447,7 +449,7 @@ class Rounds:
         computation: flf.ConcreteComputation | None,
         call: RoundState,
     ) -> Any:
-        """Return the merged value of a stage, or the result of `computation` on it."""
+        # Returns the merged value of a stage, or the result of `computation` on it.
         finish = self._plan_finish(stage, computation, call, merges=bool(partials))
         before = () if computation is None else (*call.finish_argument, *call.merged)
         arg = (tuple(partials), before)
@@ -455,7 +457,6 @@ class Rounds:
         return outcome.values[0] if finish.components_type is None else outcome.values
 
     async def _merge(self, stage: Stage, partials: list[Any], call: RoundState) -> Any:
-        """Return the merged value of a stage, stored for the plans that follow."""
         merged = await self._finish(stage, partials, None, call)
         result_type = stage.partial_type
         return call.share(call.spec.as_whole(merged, result_type), result_type)

@@ -1,8 +1,8 @@
-"""A cache of clients' data on one worker, which is kept between rounds.
+"""A cache of clients' data on one worker, which outlives rounds.
 
-If the data exceeds the limit, the least recently used data is dropped. It is read again
-when needed, so results do not depend on the cache. Data of a source is also dropped
-when the source no longer exists.
+If the data exceeds a limit, the least recently used data is dropped, and read again
+when needed. So results do not depend on the cache. A client source is an object that
+reads clients' data. When a source no longer exists, its data is dropped, too.
 """
 
 import collections
@@ -18,14 +18,11 @@ from ray_fed.values.stored import ClientValues
 
 _T = TypeVar("_T")
 _KEPT_SIZES = 65_536
-"""Number of client ranges whose size is remembered, so they are measured once."""
+"""Number of groups of clients whose bytes are remembered, to count them once."""
 
 
 class ClientStore:
-    """Reads clients' data and caches it.
-
-    A value larger than `max_bytes` is returned but not cached.
-    """
+    """Reads clients' data, and caches up to `max_bytes` of the data."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -38,7 +35,7 @@ class ClientStore:
         self._asked: LruCache[int, int] = LruCache(_KEPT_SIZES)
 
     def read(self, member: ClientMember) -> Plain:
-        """Return a client's data as a plain value, see `ClientSource.read`."""
+        """Return one client's data as a plain value, from the cache if possible."""
         source = self._open(member.source).opened()
         if source.is_resident:
             return self._make(source, member.position)
@@ -55,17 +52,17 @@ class ClientStore:
         return source.arrange(self.read(ClientMember(source.base, position)), position)
 
     def read_all(self, clients: ClientValues) -> ClientValues:
-        """Return the plain values of clients, whether stored or in a `ClientRun`."""
+        """Return the plain values of clients, in order. Values in sources are read."""
         if isinstance(clients, ClientRun):
             return [self.read(member) for member in clients]
         return [self.read(m) if isinstance(m, ClientMember) else m for m in clients]
 
     def differs_by_call(self, clients: ClientRun) -> bool:
-        """Return whether the clients can have other values in the next call."""
+        """Return whether clients' values change with each call, as shuffled rows do."""
         return self._open(clients.source).opened().occasion() is not None
 
     def count_bytes(self, clients: ClientValues) -> int:
-        """Return the approximate bytes of arrays in the values of clients."""
+        """Return the approximate bytes of the arrays in clients' values."""
         if not isinstance(clients, ClientRun):
             return stored.count_bytes(clients)
         return self._sizes.get(
@@ -79,10 +76,11 @@ class ClientStore:
         make: Callable[[], _T],
         count: Callable[[_T], float],
     ) -> _T:
-        """Return the cached value of a key, or make and cache it.
+        """Return the cached value of a key, or call `make` and cache the result.
 
-        The key determines the value. `tokens` identify the sources whose data it
-        contains. `count` returns its bytes.
+        The key determines the value. `tokens` are tokens of the sources whose data the
+        value contains. `count` returns a value's bytes. A value above `max_bytes` is
+        not cached.
         """
         kept = self.kept.find(key)
         if kept is not None:
@@ -94,10 +92,11 @@ class ClientStore:
         return made
 
     def is_repeated(self, key: Hashable) -> bool:
-        """Return whether this method was called with the key before.
+        """Return whether this method has been called with this key before.
 
-        Caching pays only then. If each round samples other clients, the data of a whole
-        cohort is not needed again and would displace the data of single clients.
+        Only then should a caller cache the data of a whole cohort. If each round
+        samples other clients, this data is never needed again, and would displace the
+        data of single clients.
         """
         asked = hash(key)
         is_repeated = self._asked.find(asked) is not None
@@ -105,7 +104,7 @@ class ClientStore:
         return is_repeated
 
     def forget(self, tokens: Iterable[str]) -> None:
-        """Drop the data of sources that no longer exist."""
+        """Drop the data of the sources with these tokens, which no longer exist."""
         self._gone.extend(tokens)
         self._drop_gone()
 
@@ -134,7 +133,8 @@ class ClientStore:
                 self._sizes.drop(range_key)
 
     def _open(self, source: ClientSource) -> ClientSource:
-        """Return the source to read: the first with this token, if it opens once."""
+        # Equal sources arrive with each call. If the first read of a source opens
+        # resources, such as a file, the first source with the token is used again.
         self._drop_gone()
         if source.token not in self._sources:
             self._sources[source.token] = source if source.opens_once else None

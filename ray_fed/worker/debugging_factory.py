@@ -1,7 +1,4 @@
-"""Simple stacks on threads, for debugging.
-
-TensorFlow is imported inside functions, as in `stacks`.
-"""
+"""Simple executor stacks on threads of this process, for debugging."""
 
 from typing import Any
 
@@ -21,13 +18,13 @@ flf = fl.framework
 def thread_debugging_executor_factory(
     num_clients: int | None = None, clients_per_thread: int = 1
 ) -> flf.ExecutorFactory:
-    """Return a factory of simple stacks that run local computations for debugging.
+    """Return a factory of simple executor stacks that run computations for debugging.
+
+    A stack runs exactly the computation that was passed: it caches no results, and it
+    runs each graph as it was written. The work of clients must be TensorFlow.
 
     A stack is a ReferenceResolvingExecutor over a FederatingExecutor. Each group of
-    clients has a ThreadDelegatingExecutor over an EagerTFExecutor. The stack runs
-    exactly the computation that was passed: it caches no results, and it runs each
-    graph as it was written. References are resolved at the top of the stack only, so
-    the work of clients must be TensorFlow.
+    clients has a ThreadDelegatingExecutor over an EagerTFExecutor.
 
     Args:
         num_clients: Size of the cohort, >= 1, or None to infer it from each argument.
@@ -35,7 +32,7 @@ def thread_debugging_executor_factory(
 
     Raises:
         ValueError: `num_clients` or `clients_per_thread` is below one.
-        TypeError: One of them is not a whole number.
+        TypeError: `num_clients` or `clients_per_thread` is not a whole number.
     """
     if num_clients is not None:
         num_clients = type_checks.check_count(num_clients, "num_clients")
@@ -46,10 +43,9 @@ def thread_debugging_executor_factory(
 
 
 class _DebuggingFactory(flf.ExecutorFactory):
-    """Builds one debugging stack for each set of cardinalities.
+    """Builds one debugging stack for each number of clients. The stacks share threads.
 
-    The stacks share threads: one for the server, and as many for clients as the largest
-    cohort needs.
+    One thread is for the server, and the others are for groups of clients.
     """
 
     def __init__(self, num_clients: int | None, clients_per_thread: int) -> None:
@@ -60,7 +56,7 @@ class _DebuggingFactory(flf.ExecutorFactory):
 
     @override
     def create_executor(self, cardinalities: Any) -> flf.Executor:
-        """Return the stack for the cardinalities, a new one if there is none."""
+        """Return the stack for the number of clients. The factory owns the stack."""
         key = _key(cardinalities)
         if key not in self._executors:
             self._executors[key] = self._build(dict(key).get(fl.CLIENTS.uri))
@@ -88,7 +84,7 @@ class _DebuggingFactory(flf.ExecutorFactory):
 
     @override
     def clean_up_executor(self, cardinalities: Any) -> None:
-        """Drop the stack for the cardinalities, and with the last stack the threads."""
+        """Drop the stack for a number of clients. Without any stack, threads end."""
         self._executors.pop(_key(cardinalities), None)
         if not self._executors:
             while self._leaves:

@@ -1,7 +1,11 @@
-"""The evaluation of a plan: run its leaves, merge subtrees, and finish the round.
+"""Evaluates a plan: runs clients, merges their results, and finishes the round.
 
-A thread of the local backend, an actor, and a Ray task over remote executors all call
-`evaluate_plan`. Their results are equal.
+A plan is the work of a subround (some of a round's clients) or of the finish of a
+round. A leaf is a few neighboring clients whose values are accumulated one after
+another. The results of leaves (partials) are merged along a binary tree.
+
+Threads of the local backend, worker actors and Ray tasks all call `evaluate_plan`, so
+their results are equal.
 """
 
 import dataclasses
@@ -41,7 +45,7 @@ flf = fl.framework
 Block: TypeAlias = flf.ComputationBuildingBlock
 
 Gather = Callable[[Iterable[Coroutine[Any, Any, Any]]], Coroutine[Any, Any, list[Any]]]
-"""Runs coroutines and returns their results by index, see `fan_out`."""
+"""Function that runs coroutines and returns their results by index, see `fan_out`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +53,11 @@ class Executors:
     """The executors that evaluate a plan.
 
     Attributes:
-        stack_for: Function from a number of clients to a stack. All stacks share
-            `unplaced`.
-        unplaced: The executor of merges, and of the stacks' unplaced work.
-        gather: Function that runs the leaves.
-        device: The stack that runs kernels, or None to run none.
+        stack_for: Function from a number of clients to an executor stack.
+        unplaced: Executor of merges and of all work that is not at clients.
+        parse: Function that parses a serialized computation.
+        gather: Function that runs the coroutines of the leaves.
+        device: Stack that runs kernels (graphs for many clients), or None.
     """
 
     stack_for: Callable[[int], ReferenceResolvingExecutor]
@@ -69,7 +73,7 @@ class Executors:
         clients_per_leaf: int | None,
         gather: Gather = gather_by_index,
     ) -> "Executors":
-        """Return the executors that run all work on one device."""
+        """Return the executors that run all work on the device of `stack`."""
 
         def stack_for(num_clients: int) -> ReferenceResolvingExecutor:
             return local_stack(num_clients, [stack], stack, clients_per_leaf)
@@ -80,13 +84,13 @@ class Executors:
 async def evaluate_plan(
     comp: plans.Subround | plans.Finish, arg: Any, executors: Executors
 ) -> Evaluated:
-    """Run a subround or a finish, and return the values that the plan defines in order.
+    """Run a subround or a finish, and return its values in the order of the plan.
 
-    For a subround, `arg` is the argument of the leaves, with the values of its clients.
-    For a finish, it is the pair (partials, before), see `evaluate_finish`. For a
-    subround that finishes its round, it is the pair (argument of the leaves, before).
-    With `components_type`, each value is replaced by its components. Raises
-    ComputationError with the index of a client whose work failed.
+    For a subround, `arg` is the argument with the values of its clients. For a finish,
+    it is the pair (partials, before), see `evaluate_finish`. For a subround that also
+    finishes its round, it is the pair (argument, before). If `components_type` is set,
+    the result has each value's components (tensors and sequences) instead of the value.
+    Raises ComputationError with the index of a client whose work failed.
     """
     started = time.monotonic()
     finish = comp
@@ -101,7 +105,8 @@ async def evaluate_plan(
                 device = type_checks.narrow(executors.device, DeviceStack, "a kernel")
                 meanwhile = None
                 if finish is not None:
-                    # Building the graph is slow, so it happens while clients run.
+                    # The finish's graph takes long to build, so this happens while the
+                    # clients run.
                     meanwhile = functools.partial(_finish_graph, finish, before, device)
                 ran = await run_kernel(device, comp, leaves_arg, meanwhile)
             if isinstance(ran, Evaluated):
@@ -125,10 +130,7 @@ async def evaluate_plan(
 async def _interpret(
     subround: plans.Subround, arg: Any, executors: Executors, fallback: Fallback | None
 ) -> Evaluated:
-    """Run a computation for each leaf without a kernel, and merge the subtrees.
-
-    `fallback` is the reason, or None if kernels are turned off.
-    """
+    # `fallback` is why no kernel ran, or None if kernels are turned off.
     block = executors.parse(subround.computation)
     parameter = type_checks.function_type(block.type_signature).parameter
     run = _LeafRun(subround, arg, parameter, executors)
@@ -152,7 +154,7 @@ async def _interpret(
 
 @dataclasses.dataclass(frozen=True)
 class _LeafRun:
-    """Interprets the leaves of a subround. `arg` has the values of all its clients."""
+    """Runs the leaves of a subround by executors, call by call, without a kernel."""
 
     subround: plans.Subround
     arg: Any
@@ -160,7 +162,7 @@ class _LeafRun:
     executors: Executors
 
     async def evaluate(self, leaf: range) -> tuple[ResolvedValue, list[list[Plain]]]:
-        """Return the result of a leaf, and clients' values for each kept value."""
+        """Return a leaf's result, and the values that its clients keep for later."""
         try:
             return await self._call(leaf)
         except errors.ComputationError as error:
@@ -172,7 +174,6 @@ class _LeafRun:
             raise error.naming(failures) from error
 
     async def _find_failures(self, leaf: range) -> dict[int, str]:
-        """Run each client of a leaf alone; return failures by index in the cohort."""
         failures: dict[int, str] = {}
         for client in leaf:
             try:
@@ -218,11 +219,11 @@ async def evaluate_finish(
     before: Sequence[Any],
     executors: Executors,
 ) -> Plain:
-    """Merge the partials of all subrounds, and run the after-merge computation.
+    """Merge the partials of all subrounds, and run the server's computation on them.
 
-    `partials` are plain or stored. `before` has the first arguments of the after-merge
-    computation: the argument of the round, if it has one, and the merged values of
-    earlier stages. Without this computation, return the merged partial.
+    `partials` are the results of the subrounds, in order, plain or stored. `before` has
+    the computation's first arguments: the argument of the round, if there is one, and
+    the merged values of earlier stages. Without a computation, return the merged value.
     """
     if executors.device is not None:
         graph = _finish_graph(finish, before, executors.device)

@@ -1,11 +1,12 @@
-"""Runs the clients of a subround by one graph, leaf after leaf.
+"""Runs the clients of a subround by its kernel, a TensorFlow graph for many clients.
 
     run_kernel    a subround: preceding work, shared values, selections, leaves
     run_leaves    the leaves, in groups whose data is copied at once
     LeafCalls     the calls of the graph, each of bounded time
 
-A call covers several whole leaves, or some clients of one leaf. In the second case, the
-next call resumes from the returned accumulators, with the same bits.
+A leaf is a few neighboring clients whose values are accumulated one after another. A
+call of the graph runs several whole leaves, or some clients of one leaf. In the second
+case, the next call resumes from the returned accumulators, with the same bits.
 """
 
 import asyncio
@@ -47,10 +48,12 @@ async def run_kernel(
     arg: Plain,
     meanwhile: Callable[[], object] | None = None,
 ) -> Evaluated | Fallback:
-    """Run a subround by its kernel, or return the reason to interpret its leaves.
+    """Run a subround by its kernel, or return the reason why executors must do this.
 
-    `arg` has the values of all its clients. For `meanwhile` see `run_leaves`.
+    `arg` is the argument with the values of the subround's clients. `meanwhile` is a
+    function to call while clients run, see `run_leaves`.
     """
+    # A kernel may need clients' values from another kernel, which runs first.
     kernel = cast("plans.Kernel", subround.kernel)
     carried: Sequence[ClientValues] = ()
     if kernel.first is not None:
@@ -80,7 +83,8 @@ def _part(arg: Plain, path: plans.Path) -> ArgumentPart:
 async def _compute_shared(
     device: DeviceStack, subround: plans.Subround, kernel: plans.Kernel, arg: Plain
 ) -> Sequence[Plain]:
-    """Return the zeros and constants, plain or as tensors in tuples."""
+    # Accumulators' initial values and constants for all clients are computed once, by a
+    # graph if possible.
     parts = tuple(_part(arg, path) for path in kernel.parts)
     graph = device.eager.kernels.server(kernel.server)
     if not isinstance(graph, Fallback):
@@ -102,10 +106,8 @@ def _select(
     constants: Sequence[Plain],
     keys: ClientValues,
 ) -> list[Plain] | Fallback:
-    """Return each client's selected elements as a sequence, or a fallback.
-
-    The graph runs once for all different keys. The keys of a client are i32[keys].
-    """
+    # The graph runs once, for all different keys of all clients. A client's keys are
+    # i32[keys].
     graph = device.eager.kernels.selection(selection.function)
     if isinstance(graph, Fallback):
         return graph
@@ -140,16 +142,16 @@ LAID_BYTES = 128 * 2**20
 """Maximum bytes of clients' data to copy at once. Each copy has a fixed cost."""
 
 Accumulators: TypeAlias = Sequence[Any]
-"""The tensors of a partial, in the order of its type, or arrays in their place."""
+"""The tensors (or arrays) of one partial result, in the order of its type."""
 
 Stacked: TypeAlias = Sequence[Any]
-"""The tensors of the kept values. The first dimension of each is the client."""
+"""The tensors of values that clients keep. The first dimension is the client."""
 
 
 class FailedLeafError(Exception):
-    """A graph call failed in the work of a client.
+    """A call of the graph failed in the work of a client.
 
-    `leaf` is the index in the cohort of the first leaf that failed, or None if unknown.
+    `leaf` is the index in the cohort of the first leaf that failed, or None.
     """
 
     def __init__(self, leaf: int | None) -> None:
@@ -164,8 +166,9 @@ Partials: TypeAlias = dict[merge_tree.Subtree, Accumulators]
 class LeafCalls:
     """Runs leaves of a subround in order, by calls of one graph.
 
-    `content` identifies the graph, to look up its pace. `inputs` are zeros and
-    constants, plain or as tensors.
+    The bytes `content` identify the graph, to find its `Pace`. `inputs` are
+    accumulators' initial values, and then constants for all clients. After calls,
+    `stacked` has the values that clients keep, for each call.
     """
 
     def __init__(
@@ -190,12 +193,15 @@ class LeafCalls:
     async def run(
         self, leaves: Sequence[range], first_leaf: int, laid: "LaidClients"
     ) -> Partials:
-        """Return the partials of the whole subtrees that cover some leaves, in order.
+        """Run neighboring leaves, and return their partial results, in order.
+
+        If the graph also merges, a partial may be the result of several leaves (a
+        subtree of the merge tree).
 
         Args:
-            leaves: Positions in `laid` of each leaf's clients. The leaves are adjacent.
+            leaves: Positions in `laid` of each leaf's clients.
             first_leaf: Index in the cohort of the first of these leaves.
-            laid: The data of the clients.
+            laid: Data of the clients, as tensors.
 
         Raises:
             FailedLeafError: A client's work failed.
@@ -209,9 +215,10 @@ class LeafCalls:
         start, done = leaves[0].start, 0
         while done < len(leaves):
             read_limits.check()
-            await asyncio.sleep(0)  # lets a cancelled call end here
+            await asyncio.sleep(0)  # a cancelled call ends here
             count = self._pace.count(leaves[-1].stop - start, self._call_s)
-            # A call that resumes a leaf covers it alone: others begin at the zeros.
+            # All leaves of a call start from the same accumulators. So a call that
+            # resumes a leaf has only this leaf.
             goes_on = start > leaves[done].start
             # Take whole leaves of one shape, up to the limits of one call.
             whole: list[range] = []
@@ -234,8 +241,8 @@ class LeafCalls:
                 (accumulators,) = results
                 continue
             of_leaves = dict(zip(subtrees, results, strict=True))
-            # A sum is finite only if all its parts are, so one check covers all
-            # clients.
+            # A sum is finite only if all its parts are finite. So a check of the sums
+            # replaces a check of each client in the graph.
             are_checked = laid.are_checked or not self.graph.relies_on_sums
             if not are_checked and not _are_finite(results):
                 of_leaves = await self._run_again(
@@ -248,12 +255,8 @@ class LeafCalls:
     async def _run_again(
         self, leaves: Sequence[range], first_leaf: int, laid: "LaidClients"
     ) -> Partials:
-        """Run each leaf in a call of its own.
-
-        Check its clients if it is not finite.
-
-        Otherwise the bits of a leaf would depend on the other leaves of its call.
-        """
+        # Each leaf runs alone, and its clients are checked only if its own sum is not
+        # finite. Otherwise its bits would depend on the other leaves of the call.
         if len(leaves) == 1:
             laid = dataclasses.replace(laid, are_checked=True)
             return await self.run(leaves, first_leaf, laid)
@@ -278,7 +281,6 @@ class LeafCalls:
         accumulators: Accumulators,
         laid: "LaidClients",
     ) -> Sequence[Accumulators]:
-        """Call the graph and record its pace. On failure, find the failed leaf."""
         started = time.monotonic()
         try:
             results, stacked = self._run(
@@ -296,7 +298,7 @@ class LeafCalls:
     def _find_failed(
         self, leaves: Sequence[range], laid: "LaidClients", first_leaf: int
     ) -> int | None:
-        """Return the index in the cohort of the first leaf that fails alone."""
+        # The index in the cohort of the first leaf that fails if it runs alone.
         if len(leaves) == 1:
             return first_leaf
         checked = dataclasses.replace(laid, are_checked=True)
@@ -320,12 +322,13 @@ async def run_leaves(
     data: Sequence[ClientValues],
     meanwhile: Callable[[], object] | None = None,
 ) -> Evaluated | Fallback:
-    """Return the partial of each of `subround.subtrees`, and then the kept values.
+    """Run the leaves of a subround by its kernel, or return why executors must do this.
 
-    Without a merge, only kept values are returned. `inputs` is the result of the
-    kernel's `server`. `data` has the values of all clients in order, for each part of
-    the kernel's data. If their graph is new, `meanwhile` is called on another thread
-    while clients run.
+    The result has the merged partial of each of `subround.subtrees` (if the plan has a
+    merge), and then the values that clients keep. `inputs` are accumulators' initial
+    values, and then constants. `data` has the values of all clients in order, for each
+    part of the kernel's data. If the graph is new, `meanwhile` is called on another
+    thread while clients run.
     """
     kernel, merge = cast("plans.Kernel", subround.kernel), subround.merge
     # If each leaf has one client, the graph needs no loop over clients.
@@ -360,7 +363,8 @@ async def run_leaves(
             cause = error.__cause__
             if error.leaf is not None:
                 leaf = error.leaf - subround.first_leaf
-        # The interpreter begins with this leaf, and finds the client that failed.
+        # `evaluation` runs this leaf first without a graph, and so finds the client
+        # whose work failed.
         if isinstance(cause, Fallback):
             return Fallback(cause.reason, leaf)
         if cause is not None and diagnostics.is_final(cause):
@@ -383,11 +387,11 @@ def _lay(
     data: Sequence[ClientValues],
     store: ClientStore,
 ) -> "LaidData":
-    """Return the data of clients as tensors, and cache them.
+    """Return the data of clients as tensors, from a cache if possible.
 
-    Only a `ClientRun` is cached, because its key identifies its data. If all parts are
-    of this class, they are cached together, otherwise separately. Data in files is not
-    cached, because files can change.
+    Only the tensors of a `ClientRun` are cached, because its key identifies its data.
+    If all parts of the data are of this class, they are cached together, otherwise
+    separately. Data in files is not cached, because files can change.
     """
     content = cast("plans.Kernel", subround.kernel).content
     # Shapes are needed only if they can decide which graph runs the clients.
@@ -432,7 +436,7 @@ def _lay(
 def _groups(
     leaves: Sequence[range], data: Sequence[ClientValues], store: ClientStore
 ) -> Iterator[list[range]]:
-    """Yield groups of leaves whose data is copied at once, see `LAID_BYTES`."""
+    # Divides leaves into groups of at most `LAID_BYTES` of data.
     group: list[range] = []
     num_bytes = 0
     first = leaves[0].start
@@ -469,7 +473,6 @@ def _merge_subtrees(
     subtrees: Sequence[merge_tree.Subtree],
     partials: Partials,
 ) -> list[Plain]:
-    """Merge the partials of each subtree by a graph, and return them plain."""
     merged: list[Plain] = []
     for subtree in subtrees:
         inside = [tree for tree in partials if subtree[0] <= tree[0] < subtree[1]]

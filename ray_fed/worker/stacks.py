@@ -1,16 +1,18 @@
 """The executor stacks that ray_fed builds, and the strategy that runs in one process.
 
+A stack is a series of executors. Each one passes work on to the executor below:
+
     device_stack                    local_stack
 
     DeviceStack (resolves names)    ReferenceResolvingExecutor
     SequenceExecutor                FederatingExecutor --- LocalStrategy
     EagerTFExecutor                 device_stack           device_stack, one per thread
 
-`LocalStrategy` and actors run the work of clients by the same functions. Numbers, their
-order and errors therefore do not depend on where a client runs.
+`LocalStrategy` and worker actors run the work of clients by the same functions. So
+numbers, their order and errors do not depend on where a client runs.
 
-TensorFlow is imported inside functions, because coordinators import this module and
-must not load TensorFlow.
+TensorFlow is imported inside functions, because processes of `cluster.subround` import
+this module and must not load TensorFlow.
 """
 
 import asyncio
@@ -50,17 +52,18 @@ flf = fl.framework
 ExecutorValue = flf.ExecutorValue
 _T = TypeVar("_T")
 _CACHED_BLOCKS = 128
-"""Size of a stack's cache of parsed computations. Parsing takes as long as a small
-round."""
+"""Maximum number of parsed computations in a stack's cache. To parse a computation
+takes as long as a small round."""
 
 _BLOCK_BYTES, _LEAST_BLOCKS = 2**22, 4
-"""Maximum serialized bytes of these, and the number of latest ones that always stay."""
+"""Maximum serialized bytes of this cache, and number of entries that always stay."""
 
 _PACES = 64
 """Number of graphs whose pace a stack remembers. The graph cache has the same size."""
 
 ChunkArg: TypeAlias = list[ExecutorValue] | Struct[Any]
-"""One value for each client of a chunk, or a struct of such lists."""
+"""The arguments of a chunk's clients: a list with one value for each client, or a
+struct with lists as elements."""
 
 _MESSAGE_LINES = 3
 _BOILERPLATE = (
@@ -91,10 +94,9 @@ async def embed_members(
     member: fl.Type,
     first: int = 0,
 ) -> list[ExecutorValue]:
-    """Embed the value of each client, in order.
+    """Embed the plain value of each client in an executor, in order.
 
-    `first` is the index of the first one.
-
+    `member` is the type of a value, and `first` is the index of the first client.
     Raises ComputationError with the index of a client whose value could not be read.
     """
     embedded: list[ExecutorValue] = []
@@ -113,10 +115,11 @@ async def map_embedded(
     arg: ChunkArg | None,
     clients: range,
 ) -> list[ExecutorValue]:
-    """Call a function for each client of a chunk, in client order.
+    """Call a function for each client of a chunk, and return the results in order.
 
-    With a function of None, return the arguments as structs. Raises ComputationError
-    with the index of a client for which the function failed.
+    All values are embedded in `executor`. With None as the function, the result is the
+    argument of each client. `clients` are client indices, which key random numbers.
+    Raises ComputationError with the index of a client for which the function failed.
     """
     results: list[ExecutorValue] = []
     for position, client_index in enumerate(clients):
@@ -153,9 +156,10 @@ async def accumulate_members(
 ) -> ExecutorValue:
     """Accumulate the values of a leaf's clients, in client order.
 
-    `zero` is a U, `members` are Ts, and `accumulate` is <U, T> -> U. The random numbers
-    of each call are keyed by its client. Raises ComputationError with the index of a
-    client for which `accumulate` failed.
+    All values are embedded in `executor`. `zero` has a type U, each of `members` has a
+    type T, and `accumulate` is <U, T> -> U. `clients` are client indices, which key
+    random numbers. Raises ComputationError with the index of a client for which
+    `accumulate` failed.
     """
     accumulator = zero
     for client_index, member in zip(clients, members, strict=True):
@@ -171,10 +175,7 @@ async def accumulate_members(
 
 
 async def _let_end() -> None:
-    """Raise if the call was cancelled, or if no caller waits for the result.
-
-    Executors may return without suspending, and then a cancelled task would run on.
-    """
+    # Executors may return without a suspension, so a cancelled task would not end.
     read_limits.check()
     await asyncio.sleep(0)
 
@@ -192,7 +193,11 @@ def _describing_failures(client_index: int) -> Generator[None]:
 def describe_failure(
     error: Exception, client_index: int | None
 ) -> errors.ComputationError:
-    """Convert an error of a computation to a short one that names the place."""
+    """Convert an error of a computation's code to a ComputationError.
+
+    The new message is short and names the user's line. `client_index` is the failed
+    client, or None. Lack of memory becomes a WorkerMemoryError.
+    """
     lines = [line.strip() for line in error_texts.message_of(error).splitlines()]
     frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
     if frames:
@@ -228,7 +233,10 @@ async def call_on(
     function: flf.ComputationBuildingBlock,
     args: Sequence[Any],
 ) -> ResolvedValue:
-    """Call a computation with the element of `args`, if it takes an argument."""
+    """Call a computation on a stack, and return the result, which stays embedded.
+
+    `args` has one element, the plain argument, if the computation has a parameter.
+    """
     embedded = await stack.create_value(function)
     parameter = cast("fl.FunctionType", embedded.type_signature).parameter
     argument = None
@@ -239,7 +247,7 @@ async def call_on(
 
 
 async def fetch(value: ExecutorValue) -> Plain:
-    """Return the plain value of an embedded value."""
+    """Return an embedded value as a plain value (NumPy arrays in tuples and lists)."""
     type_spec = value.type_signature
     return plain_values.to_plain(await value.compute(), type_spec, "a result")
 
@@ -249,9 +257,10 @@ async def merge_subtrees(
     partials: Sequence[ExecutorValue],
     executor: flf.Executor,
 ) -> list[ExecutorValue]:
-    """Return the partial of each of `subround.subtrees`, in order.
+    """Merge the partial results of leaves into one for each of `subround.subtrees`.
 
-    `partials` has one partial for each leaf, embedded in `executor`, which merges them.
+    `partials` has one value for each leaf of the subround. All values are embedded in
+    `executor`, and in order.
     """
     merge = await executor.create_value(Function(cast("bytes", subround.merge)))
     merged: list[ExecutorValue] = []
@@ -269,9 +278,10 @@ async def merge_values(
     partials: Sequence[ExecutorValue],
     subtrees: Sequence[merge_tree.Subtree],
 ) -> ExecutorValue:
-    """Merge the partials of adjacent subtrees along the merge tree.
+    """Merge partial results along the merge tree, and return one value.
 
-    The random numbers of each merge are keyed by its subtree. All partials are embedded
+    `subtrees` has the part of the merge tree (neighboring leaves) of each partial. It
+    decides the order of merges, and keys their random numbers. All values are embedded
     in `executor`.
     """
     partials = list(partials)
@@ -285,11 +295,10 @@ async def merge_values(
 async def merge_plain(
     executor: flf.Executor, partials: Sequence[Plain], merge: Function
 ) -> ExecutorValue:
-    """Merge the plain partials of all leaves along the merge tree.
+    """Merge the plain partial results of all leaves along the merge tree.
 
-    Embed the result.
-
-    `merge` is <U, U> -> U. There is at least one partial.
+    `merge` is <U, U> -> U, and `partials` has at least one value. The result is
+    embedded in `executor`.
     """
     function = await executor.create_value(merge)
     type_spec = function.type_signature
@@ -306,7 +315,10 @@ async def merge_plain(
 
 
 class LocalPlaced:
-    """Values at clients, a list for each group. They are embedded on first use."""
+    """The values of all clients, in a list for each group of clients.
+
+    `embed` makes the lists when they are first needed. `member` is a value's type.
+    """
 
     def __init__(
         self,
@@ -317,7 +329,7 @@ class LocalPlaced:
         self._groups = Once(embed)
 
     async def groups(self) -> list[list[ExecutorValue]]:
-        """Return the embedded values, a list for each group, in client order."""
+        """Return the embedded values in a list for each group, in client order."""
         return await self._groups.get()
 
     async def compute(self) -> list[Plain]:
@@ -330,10 +342,10 @@ class LocalPlaced:
 
 
 class LocalStrategy(FederatingStrategy):
-    """Runs each group of contiguous clients on an executor of its own.
+    """Runs each group of neighboring clients on one of several executors, `targets`.
 
-    The groups together are the cohort, in order. `close` closes `targets`, but not
-    `unplaced`, which merges partials.
+    `unplaced` merges partial results, and is not owned. `close` closes `targets`.
+    `groups` has the client indices of each group. Together they are all clients.
     """
 
     def __init__(
@@ -454,7 +466,7 @@ class LocalStrategy(FederatingStrategy):
         groups: list[list[ExecutorValue]],
         member: fl.Type,
     ) -> list[ExecutorValue]:
-        """Return the leaf's values on one target. Values of other groups are moved."""
+        # Values of the leaf that other targets have are moved to the target of `index`.
         members: list[ExecutorValue] = []
         for group, embedded in zip(self._groups, groups, strict=True):
             for client_index in range(
@@ -474,17 +486,14 @@ class LocalStrategy(FederatingStrategy):
 
 
 async def _carry(value: ExecutorValue, type_spec: fl.Type) -> Any:
-    """Return a value in a form that every executor of this process can embed.
-
-    Sequences are not read here. Each client reads its elements when it needs them.
-    """
+    # Every executor of this process can embed the result. Sequences are not read here:
+    # each client reads the elements when it needs them.
     if not flf.type_contains(type_spec, lambda t: isinstance(t, fl.SequenceType)):
         return plain_values.to_plain(await value.compute(), type_spec)
     return _normal_form(value)
 
 
 def _normal_form(value: Any) -> Any:
-    """Return the value that leaf executors hold, without references to executors."""
     match value:
         case ExecutorValue():
             return _normal_form(value.reference)
@@ -509,32 +518,32 @@ async def _chunk(arg: PlacedArg, group: int) -> Any:
 
 
 class Pace:
-    """Chooses how many clients one graph call covers, from the time of earlier calls.
+    """Chooses the number of clients of a graph's call, from the time of the last call.
 
-    The first call has one client, because it also initializes the graph. Bits do not
-    depend on the pace.
+    The first call has one client, because it also initializes the graph. The bits of
+    results do not depend on the number.
     """
 
     def __init__(self) -> None:
         self._seconds_a_client: float | None = None
 
     def count(self, remaining: int, call_s: float) -> int:
-        """Return the number of clients for the next call, at most `remaining`."""
+        """Return how many of `remaining` clients a call of `call_s` seconds can run."""
         if self._seconds_a_client is None:
             return min(1, remaining)
         wanted = call_s / max(self._seconds_a_client, 1e-9)
         return max(1, min(remaining, int(min(wanted, remaining))))
 
     def note(self, count: int, seconds: float) -> None:
-        """Record the number of clients and the duration of a call."""
+        """Record that a call for `count` clients took `seconds`."""
         self._seconds_a_client = seconds / count
 
 
 class DeviceStack(ReferenceResolvingExecutor):
-    """Runs all unplaced work on a device, and caches clients' data there.
+    """The executor stack of one device, with a cache of clients' data.
 
-    `eager` runs every graph, and `close` closes it. `client_bytes` limits the clients'
-    data that is kept between rounds.
+    `eager` runs every graph, and belongs to the stack. The cache has up to
+    `client_bytes`.
     """
 
     def __init__(self, eager: "EagerTFExecutor", client_bytes: int) -> None:
@@ -556,17 +565,17 @@ class DeviceStack(ReferenceResolvingExecutor):
         return await super().create_value(value, type_spec)
 
     def parse(self, serialized: bytes) -> fl.framework.ComputationBuildingBlock:
-        """Return the block of a serialized computation, from a cache."""
+        """Return the building block of a serialized computation, from a cache."""
         return self._blocks.get(
             serialized, lambda: blocks.parse_block(serialized), len(serialized)
         )
 
     def on_device(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context manager that places the operations of its thread here."""
+        """Return a context manager in which TensorFlow ops run on this device."""
         return self.eager.on_device()
 
     def pace_of(self, content: bytes) -> Pace:
-        """Return the pace of the kernel that `content` identifies."""
+        """Return the `Pace` of the kernel that the bytes `content` identify."""
         return self._paces.get(content, Pace)
 
     @override
@@ -578,26 +587,23 @@ class DeviceStack(ReferenceResolvingExecutor):
 
 
 class ThreadedStack(ThreadDelegatingExecutor):
-    """A device's stack on a thread of its own. `close` closes both."""
+    """A device's stack that runs on its own thread. `close` ends both."""
 
     def __init__(self, stack: DeviceStack, name: str) -> None:
         super().__init__(stack, name, stack.on_device())
         self.stack = stack
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the stack's thread. It can call the stack directly."""
+        """Run a coroutine on the thread of `stack`, which it can call directly."""
         return await self._thread.run(work)
 
 
 CLIENT_BYTES = 2**30
-"""Default limit on the bytes of clients' data that a stack keeps between rounds."""
+"""Default maximum of bytes of clients' data that a stack caches between rounds."""
 
 
 def device_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> DeviceStack:
-    """Return a stack that runs all unplaced work.
-
-    `device` is a `tf.config.LogicalDevice`, or None for TensorFlow's default.
-    """
+    """Return the stack of a `tf.config.LogicalDevice`, or of the default with None."""
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
     return DeviceStack(EagerTFExecutor(device), client_bytes)
@@ -608,7 +614,7 @@ def threaded_stacks(
     client_bytes: int = CLIENT_BYTES,
     devices: Sequence[Any] = (None,),
 ) -> list[ThreadedStack]:
-    """Return a `device_stack` for each thread. Stacks use the devices in turn."""
+    """Return `num_threads` stacks, each on a thread. Stacks use the devices in turn."""
     stacks: list[ThreadedStack] = []
     with contextlib.ExitStack() as failed:
         for index, device in zip(range(num_threads), itertools.cycle(devices)):
@@ -623,7 +629,7 @@ def federated_stack(
     strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
     unplaced: flf.Executor,
 ) -> ReferenceResolvingExecutor:
-    """Return a stack that runs any computation with a strategy. It owns `unplaced`."""
+    """Return a stack that runs clients by a strategy, and owns `unplaced`."""
     return ReferenceResolvingExecutor(FederatingExecutor(strategy_factory, unplaced))
 
 
@@ -633,10 +639,10 @@ def local_stack(
     unplaced: flf.Executor,
     clients_per_leaf: int | None = None,
 ) -> ReferenceResolvingExecutor:
-    """Return a stack whose clients run on executors of this process.
+    """Return a stack that runs federated computations of `num_clients` in this process.
 
-    Each of `targets` runs a contiguous range of leaves. `unplaced` runs all other work,
-    and may be one of them. For `clients_per_leaf` see `merge_tree.cut_leaves`.
+    Each of `targets` runs neighboring leaves. `unplaced` runs all other work, and may
+    be one of `targets`. For `clients_per_leaf` see `merge_tree.cut_leaves`.
     """
     cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
     runs = merge_tree.cut_runs(len(cut), len(targets))
