@@ -1,4 +1,4 @@
-"""Parquet: columns are read piece by piece, and pages verified.
+"""Reads Parquet files in batches of bounded size, and verifies the pages' checksums.
 
 https://parquet.apache.org/docs/file-format/
 """
@@ -31,7 +31,7 @@ _MOST_ROWS = 2**22
 
 
 class ParquetFormat(Format):
-    """Files in Parquet."""
+    """The format of Parquet files."""
 
     name = "parquet"
 
@@ -87,10 +87,10 @@ def _open_with(file: Any, buffer_size: int, metadata: Any = None) -> Any:
 def _count_group_bytes(
     metadata: Any, columns: Sequence[str], groups: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Return how many bytes some columns of each row group take in memory.
+    """Estimate how many bytes some columns of each row group take in memory.
 
-    The size in the file says little: a column of zeros takes no bytes. Strings count as
-    they are encoded.
+    The size in the file says little, because zeros take almost no bytes there. Strings
+    count with their size before compression.
     """
     schema = metadata.schema
     indices = [
