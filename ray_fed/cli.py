@@ -1,7 +1,8 @@
 """The command line: `ray-fed demo`, `doctor`, `status`, `runs` and `config check`.
 
-Nothing heavy is imported before a command needs it, so that help comes at once. What a
-user can mend is one line on standard error and exit code 2.
+Packages that are slow to import are imported by the commands that need them, so that
+help comes at once. An error of ray_fed is one line on standard error, and the exit code
+is 2.
 """
 
 import json

@@ -236,9 +236,9 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def describe(self) -> dict[str, Any]:
-        """Return facts from which a resumed run recognizes other data than before.
+        """Return facts that differ if the clients' data differ, without reading data.
 
-        No client's data is read for them.
+        A resumed run compares them with the saved facts.
 
         Returns:
             JSON values by name: steps such as `take` and `batch`, the columns of a

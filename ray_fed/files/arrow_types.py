@@ -92,7 +92,7 @@ def is_text(arrow_type: Any) -> bool:
 
 
 def dtype_of(arrow_type: Any) -> np.dtype[Any] | None:
-    """Return the dtype for an Arrow type: object for strings, None if none fits."""
+    """Return the dtype for an Arrow type: object for strings, None if no dtype fits."""
     if pyarrow.types.is_integer(arrow_type) or pyarrow.types.is_floating(arrow_type):
         return np.dtype(arrow_type.to_pandas_dtype())
     if pyarrow.types.is_boolean(arrow_type):

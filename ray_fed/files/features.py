@@ -331,8 +331,6 @@ def _find_changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_
 
 
 class _Cells:
-    """Reads the tensors of one client's rows."""
-
     def __init__(self, features: Features, table: Any, client: object) -> None:
         self._features = features
         self._table = table

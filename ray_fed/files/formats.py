@@ -79,7 +79,7 @@ class Format(abc.ABC):
         return file
 
     def digest(self, opened: Any) -> bytes:
-        """Return the hash of an opened file's footer; see `FileFacts`."""
+        """Return a hash of an opened file's footer, or b"" if there is no footer."""
         del opened
         return b""
 

@@ -45,8 +45,8 @@ class ArrayReader:
     another size than its header says.
 
     Args:
-        file: A file that is opened to read bytes, at the beginning of the array. The
-            array ends with the file. It is read to the end before it is closed.
+        file: A file that is open for reading bytes, at the beginning of the array. The
+            array ends where the file ends.
         num_bytes: Bytes of the array with its header. None to measure the file.
 
     Attributes:
@@ -72,7 +72,7 @@ class ArrayReader:
             )
 
     def read(self) -> NDArray[Any]:
-        """Return the array, or raise ValueError for a damaged or pickled one."""
+        """Read the whole array, or raise ValueError if it is damaged or pickled."""
         (found,) = self._read_rows([math.prod(self.shape[:1])], self.shape)
         return found
 

@@ -72,7 +72,7 @@ def expand_home(path: str | os.PathLike[str]) -> str:
 
 
 _COARSE_S = 2.0
-"""The coarsest resolution of file times in use, in seconds: the one of FAT."""
+"""Coarsest resolution of file times, in seconds. The file system FAT has it."""
 
 _OPEN_PROTOCOLS = ("file", "local", "memory")
 """Protocols of URIs that may be read without a setting."""
@@ -211,7 +211,7 @@ def locate(uri: str) -> tuple[Any, str]:
 
 
 def expand_pattern(uri: str) -> list[str]:
-    """Return the sorted URIs that match a glob pattern, or `[uri]` if it has none.
+    """Return the sorted URIs that match a glob pattern, or `[uri]` without a pattern.
 
     Raises FileNotFoundError if no file matches.
     """

@@ -15,7 +15,7 @@ from ray_fed.files.formats import FileFacts, Format, Wanted
 from ray_fed.imports import pyarrow
 
 _BUFFER_BYTES = 2**20
-"""Bytes of a column that are read at once; fewer if there are many columns."""
+"""Bytes of a column that are read at once, unless there are many columns."""
 
 _LEAST_BUFFER_BYTES = 2**13
 

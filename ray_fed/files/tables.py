@@ -151,7 +151,7 @@ class ArrowTable:
             return self._kind.look(opened, names).num_bytes
 
     def read(self, names: Sequence[str], max_bytes: float) -> Iterator[list[Cells]]:
-        """Open the file again, and yield chunks; see `NumpyTable`."""
+        """Open the file again and yield chunks of rows, as `NumpyTable.read` does."""
         is_parquet = self._kind.name == "parquet"
         # Other formats than parquet know no parts of structs.
         tops = [n if n in self._schema.names else n.split(".")[0] for n in names]

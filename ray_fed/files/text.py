@@ -26,10 +26,10 @@ _CODECS = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
-"""First bytes of files that arrow decompresses."""
+"""First bytes of compressed files that Arrow can decompress, and the codec."""
 
 _OTHER_CODECS = {b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
-"""First bytes of files that arrow does not decompress."""
+"""First bytes of compressed files that Arrow cannot decompress, and the codec."""
 
 _MAGIC_BYTES = 8
 
@@ -81,7 +81,7 @@ class TextFormat(Format):
     def _decompress(self, file: Any, num_bytes: float = math.inf) -> Any:
         """Return a file, or a decompressed copy of it if it is compressed.
 
-        A compressed file is closed. About `num_bytes` are decompressed, in whole lines.
+        The compressed file is closed. The copy has about `num_bytes`, in whole lines.
         Raises UnsupportedError for an unknown compression, and ResourceError if the
         temporary folder is full.
         """

@@ -576,10 +576,7 @@ class Folder:
 
     @contextlib.contextmanager
     def open_file(self, name: str, where: str) -> Generator[IO[bytes]]:
-        """Yield a file that is open for reading bytes and can seek.
-
-        Errors call the file `where`.
-        """
+        """Yield a file, open for reading bytes, that can seek. Errors name `where`."""
         path = f"{self._root}/{name}"
         if not self._is_local:
             with (

@@ -87,8 +87,8 @@ class RayValueReference(
             For a sequence, a list of its elements.
 
         Raises:
-            ComputationError: The computation raised an error, or a computation did
-                whose result it takes.
+            ComputationError: The computation, or an earlier computation whose result it
+                takes, raised an error.
             RetryBudgetError: Workers died more often than the budget of retries allows.
             ContextStateError: The context was closed.
         """
@@ -105,7 +105,6 @@ class RayValueReference(
         return np.array(self._read(), dtype, copy=copy)
 
     def _read(self) -> Any:
-        """Wait for the value and return it. Arrays are read-only."""
         value = self._context.fetch(_result_of(self._component)).result()
         return _lock(plain_values.from_plain(value, self._type_signature))
 
@@ -216,12 +215,10 @@ class RayValueReference(
         return component.result()
 
     def _deliver(self, component: Any) -> None:
-        """Set the value, plain or stored, when its call has computed it."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._component.set_result(component)
 
     def _fail(self, error: BaseException) -> None:
-        """Set the error of the call, unless there is a value."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._component.set_exception(error)
 
@@ -324,11 +321,10 @@ def check(value: object, type_spec: fl.Type, label: str, lists: ListCache) -> An
 
 
 def _to_list(value: object) -> object:
-    """Return a data source's selection of clients as a list, and others unchanged.
+    """Convert a data source's selection of clients to a list. Keep other values.
 
-    A selection is an iterable with a length. These are no selections: arrays and
-    datasets, which are values of one client, and mappings and sets, which have no order
-    of clients.
+    A selection is an iterable with a length. An array or a dataset is the value of one
+    client. Mappings and sets have no order of clients.
     """
     is_of_one = hasattr(value, "__array__") or plain_values.is_dataset(value)
     if is_of_one or isinstance(value, Sequence | Mapping | AbstractSet):
@@ -372,7 +368,7 @@ async def _read(reference: Reference, type_spec: fl.Type) -> Any:
 
 
 class RayFederatedContext(fl.program.FederatedContext):
-    """Runs federated programs; results stay in the object store until they are read.
+    """Runs federated programs. Results stay in the object store until they are read.
 
     Results have the containers of their type, with a `RayValueReference` for each
     tensor and each sequence:

@@ -62,7 +62,7 @@ class ClientSource:
     base: "ClientSource | None" = None
 
     def read(self, position: int) -> Plain:
-        """Return the plain value of the client at `position`.
+        """Return the value of the client at `position`, as `plain_values` describes it.
 
         Raises ValueMismatchError if the value does not have the type of the source, and
         ComputationError if it could not be read.
@@ -85,7 +85,7 @@ class ClientSource:
         return self
 
     def opened_base(self) -> "ClientSource | None":
-        """Return the base, or None if there is none or it was not opened yet."""
+        """Return `base`, or None if this source has no base or did not open it yet."""
         return self.base
 
     def arrange(self, value: Plain, position: int) -> Plain:
@@ -93,7 +93,7 @@ class ClientSource:
         raise NotImplementedError(f"{type(self).__name__} has no base: {position}")
 
     def over(self, base: "ClientSource") -> "ClientSource":
-        """Return this source with another base that has the same values."""
+        """Return a copy of this source that reads the same values from another base."""
         raise NotImplementedError(f"{type(self).__name__} has no base: {base}")
 
     def describe(self) -> dict[str, Any]:
@@ -102,10 +102,10 @@ class ClientSource:
         return {} if self.base is None else self.base.describe()
 
     def check_batches(self, position: int, client: Hashable) -> None:
-        """Check that the columns of each batch of a client have one number of rows.
+        """Raise if tensors of a client's batch have different numbers of rows.
 
         A value that is not in this process is checked when it is read. Sources that
-        make batches of rows do not check. Raises ValueMismatchError with the client and
+        make batches of rows do not check. The ValueMismatchError names the client and
         the batch.
         """
         if self.base is not None:
@@ -120,7 +120,7 @@ class ClientSource:
 
 
 class HeldSource(ClientSource):
-    """A source whose plain values are in this process, by position."""
+    """A source of clients' values that are in the memory of this process."""
 
     is_resident = True
 
@@ -170,13 +170,13 @@ def check_rows(value: Plain, client: Hashable) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ClientMember:
-    """The client at a position of a source, in place of its value."""
+    """A reference to one client of a source, which stands for the client's value."""
 
     source: ClientSource
     position: int
 
     def read(self) -> Plain:
-        """Return the plain value; see `ClientSource.read`."""
+        """Return the client's value, or raise as `ClientSource.read` does."""
         return self.source.read(self.position)
 
 
@@ -210,7 +210,7 @@ class ClientReference(ClientMember):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientRun(ClientSequence):
-    """Some clients of a source, in place of a value placed at clients.
+    """A reference to some clients of a source, which stands for a list of their values.
 
     Attributes:
         type_signature: Type of one client's value.

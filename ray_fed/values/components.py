@@ -52,7 +52,7 @@ def to_containers(components: Components, type_spec: fl.Type) -> Any:
 
 
 def _as_one(type_spec: fl.Type) -> tuple[fl.Type, bool]:
-    """Replace the type of a value that differs by client by one without containers."""
+    """Replace the type of values that differ by client by the type of one tensor."""
     if isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal:
         return fl.TensorType(np.int32), True
     return type_spec, False

@@ -81,9 +81,9 @@ def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plai
 
 
 def own(plain: Plain) -> Plain:
-    """Return a plain value that the caller's code cannot change.
+    """Return a plain value that no other code can change, with read-only arrays.
 
-    Its arrays are read-only. Writable arrays are copied.
+    Only writable arrays are copied.
     """
     match plain:
         case tuple() | list():
@@ -98,7 +98,7 @@ def own(plain: Plain) -> Plain:
 
 
 def copy_plain(plain: Plain) -> Plain:
-    """Return an equal value with writable arrays that share no memory with it."""
+    """Return a copy of a plain value. Its arrays are writable and share no memory."""
     if isinstance(plain, tuple):
         return tuple(map(copy_plain, cast("tuple[Plain, ...]", plain)))
     if isinstance(plain, columnar_sequence.ColumnarSequence | np.ndarray):
@@ -297,7 +297,7 @@ def _holds_numbers(value: Any, dtype: np.dtype[Any]) -> bool:
 
 
 _EXACT = 2**53
-"""Whole numbers up to this one are exact in float64."""
+"""Whole numbers up to this number are exact in float64."""
 
 
 def _are_equal(array: NDArray[Any], numbers: NDArray[Any]) -> bool:
@@ -485,10 +485,7 @@ def _read_elements(
     type_spec: fl.SequenceType,
     label: str,
 ) -> columnar_sequence.ColumnarSequence:
-    """Read elements in bounded steps. A list or an array is read in one step.
-
-    `elements` iterates over `value`, or over copies of its elements.
-    """
+    """Read `elements` of `value` in steps. A list or an array is read in one step."""
     element = type_spec.element
     at_hand = isinstance(value, list | tuple | np.ndarray)
     meter = read_limits.Meter(label)
@@ -680,7 +677,7 @@ def _column_of(
 
 
 def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
-    """Return a plain value in the Python containers that its type declares.
+    """Convert a plain value to the Python containers that its type declares.
 
     A struct without a container becomes an OrderedDict if it has names, otherwise a
     tuple. Strings are bytes, and a sequence is a list. federated_language takes about
@@ -754,7 +751,7 @@ def to_plain(
     label: str = "the value",
     lists: ListCache | None = None,
 ) -> Plain:
-    """Check a Python value against its type and return the plain value.
+    """Convert a user's value to a plain value, with a check of its type.
 
     `Stored`, `StoredComponents`, `External` and `ClientMember` are returned unread.
     Values are not cast, but Python numbers take the declared dtype if it represents
@@ -845,7 +842,8 @@ def _plain_federated(
 
 
 def to_plain_around_datasets(value: object, type_spec: fl.Type, label: str) -> Any:
-    """Return the result of `to_plain`, but leave datasets unread."""
+    """Convert a user's value as `to_plain` does, but leave TensorFlow datasets
+    unread."""
     match type_spec:
         case fl.SequenceType() if is_dataset(value):
             return value

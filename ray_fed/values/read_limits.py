@@ -75,13 +75,13 @@ def limits() -> Limits:
 
 
 def check() -> None:
-    """Raise if no caller waits for the value; see `limited` and `Work`."""
+    """Raise an error if no caller waits any longer for the value that is read."""
     check_cancelled()
     _check.get()()
 
 
 class Work:
-    """A coroutine that a thread runs for a caller.
+    """Lets a caller stop a coroutine that another thread runs.
 
     `task` is set once the coroutine has started. `is_cancelled` says whether the caller
     no longer waits.
@@ -110,7 +110,7 @@ class Work:
 
     @contextlib.contextmanager
     def calling(self, interrupt: Callable[[], object]) -> Generator[None]:
-        """Let `end_call` interrupt the `with` block; see `interruptible`."""
+        """Let `end_call` interrupt the `with` block by a call of `interrupt`."""
         self._interrupt = interrupt
         try:
             check_cancelled()
