@@ -1,8 +1,7 @@
 """The command line: `ray-fed demo`, `doctor`, `status`, `runs` and `config check`.
 
-Packages that are slow to import are imported by the commands that need them, so that
-help comes at once. An error of ray_fed is one line on standard error, and the exit code
-is 2.
+Slow packages are imported by the commands that need them, so that help comes at once.
+An error of ray_fed is shown as one line on standard error. The exit code is then 2.
 """
 
 import json

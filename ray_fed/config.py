@@ -432,8 +432,7 @@ class Workers(Frozen):
             whenever an actor gets room or a subround ends. Time does not count while an
             actor starts or is busy.
         allow_mixed: Whether actors may have other versions of packages than the driver,
-            and other devices, processors or threads than one another. These decide the
-            bits of a result.
+            and differ in devices, processors or threads, which decide result bits.
     """
 
     count: Size = None
@@ -534,9 +533,8 @@ class Kernels(Frozen):
             rule depends only on the computation, the sizes and the kind of device (see
             docs/performance.md). `RoundReport.jit_decisions` has its decisions. With
             XLA, an index or a label out of range is not an error.
-        vectorized_clients: Number of clients whose data have one shape that are
-            computed at once. They take their memory at once, too. This is for small
-            models on a GPU.
+        vectorized_clients: Number of clients with data of one shape to compute at once,
+            in the memory of all of them. Use it for small models on a GPU.
     """
 
     enabled: bool = True
@@ -568,8 +566,7 @@ class Config(Frozen):
         backend: "ray", or "local" for threads of this process.
         workers: The `Workers`, or only their count: an int or (min, max).
         worker_groups: More `Workers`, or only their counts, by the name of a group. A
-            call runs on `workers`. In `with context.on_workers(name)`, it runs on the
-            group instead.
+            call runs on `workers`, or on a group in `with context.on_workers(name)`.
         subrounds: The `Subrounds`, or only their count.
         clients_per_leaf: Number of clients that are accumulated one after another
             before merging. It decides the bits of a sum. None means a sixteenth of the

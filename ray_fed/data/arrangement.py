@@ -137,10 +137,7 @@ class Arrangement:
         return batch_type(row)
 
     def weigh(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how many rows each client works on in all epochs together.
-
-        `rows` has the numbers of rows before all steps. Both are f64[clients].
-        """
+        """Return how many of its `rows` each client works on, counted in all epochs."""
         for part in self.parts:
             held = np.round(part.fraction * rows)  # as `round` does in `Part.rows`
             rows = held if part.is_held_out else rows - held

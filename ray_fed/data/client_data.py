@@ -380,8 +380,7 @@ class ClientData(ClientRun):
 
         Args:
             size: Number of rows in a batch, >= 1. None makes each row an element.
-            drop_remainder: Whether to leave out the last batch of an epoch if it has
-                fewer rows than `size`.
+            drop_remainder: Whether to leave out an epoch's last batch if it is smaller.
 
         Raises:
             ConfigError: The size is below 1.

@@ -51,10 +51,7 @@ def value_type(arrow_type: Any) -> Any:
 
 
 def cell_of(arrow_type: Any) -> tuple[Any, Dims]:
-    """Return the Arrow type of the values in a column's cells, and a cell's shape.
-
-    A cell is one row of the column. Lists of any length have the shape `(None,)`.
-    """
+    """Return the Arrow type of the values in a column's cells, and a cell's shape."""
     arrow_type = value_type(arrow_type)
     shape: list[int] = []
     if hasattr(arrow_type, "shape") and hasattr(arrow_type, "storage_type"):

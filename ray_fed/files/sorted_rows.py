@@ -92,10 +92,8 @@ class SortedRows(ClientSource):
         return ColumnarSequence(columns, length)
 
     def _open(self) -> Any:
-        """Return a reader of the sorted copy, and write the copy if there is none.
-
-        The file of the copy is locked as long as this object lives.
-        """
+        """Return a reader of the sorted copy, and first write a copy if it is
+        missing."""
         folder = _folder()
         path = folder / self.token
         while True:

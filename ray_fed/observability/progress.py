@@ -39,11 +39,10 @@ def _open_console() -> rich.console.Console:
 
 
 class WaitLine:
-    """A line that shows what ray_fed waits for.
+    """A line that shows what ray_fed waits for: an event sink for `events.Waiting`.
 
-    It is an event sink for `events.Waiting`. For other waits, use it in a `with` block
-    and call `say`. `draw` shows a text in place of the last text. An empty text removes
-    the line. For `draws_waits` see `events.Sinks`.
+    For other waits, call `say` in a `with` block. `draw` shows a text in place of the
+    last text. An empty text removes the line. For `draws_waits` see `events.Sinks`.
     """
 
     draws_waits = True
@@ -289,8 +288,6 @@ class _Pace:
 
 
 class _DetailsColumn(rich.progress.ProgressColumn):
-    """Shows the texts of a `Shown`, which are cut in a narrow terminal."""
-
     @override
     def render(self, task: rich.progress.Task) -> rich.text.Text:
         shown: Shown = task.fields["shown"]
@@ -342,8 +339,6 @@ class _TerminalView:
 
 
 class _NotebookView:
-    """Draws a bar as HTML in the output of a notebook cell, without widgets."""
-
     def __init__(self, num_rounds: int) -> None:
         self._num_rounds = num_rounds
         self._output = _NotebookOutput()

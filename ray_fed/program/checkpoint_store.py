@@ -474,8 +474,7 @@ class Folder:
 
     The constructor neither reads nor makes the folder. `root_dir` is a path or a URI of
     fsspec. Names of files begin with `prefix`. Raises UnsupportedError if fsspec cannot
-    use the folder, and StorageError if `root_dir` names an archive that cannot be
-    opened.
+    use the folder, and StorageError if it is in an archive that cannot be opened.
     """
 
     def __init__(self, root_dir: object, prefix: object) -> None:

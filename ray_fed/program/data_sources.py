@@ -27,8 +27,7 @@ class ClientDataSource(fl.program.FederatedDataSource):
 
     Args:
         data: All clients.
-        sampler: The sampler that selects each round's clients. None means
-            `UniformSampler(0)`.
+        sampler: Sampler of each round's clients. None means `UniformSampler(0)`.
 
     Raises:
         ConfigError: The sampler depends on metrics of clients, or has no `sample`.

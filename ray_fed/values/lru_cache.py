@@ -13,9 +13,8 @@ class LruCache(Generic[_Key, _Value]):
     """Maps keys to at most `limit` values and drops the least recently used value.
 
     Values must not be None. Several threads may use one cache. `on_drop` is called with
-    each dropped value. Values have weights, such as their bytes. The attribute `weight`
-    is the sum of the weights, which is at most `max_weight`. The `least` most recently
-    used values stay regardless of their weights.
+    each dropped value. `weight` is the sum of the values' weights, such as bytes, and
+    at most `max_weight`. The `least` most recently used values stay in any case.
     """
 
     def __init__(
