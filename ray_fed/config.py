@@ -31,8 +31,8 @@ from ray_fed.values import read_limits
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise errors.ConfigError(
-        "Expected settings that stay as they are, found a change of one: build new"
-        " settings with other values."
+        "Expected no change of settings, found a change: build new settings with other"
+        " values."
     )
 
 
@@ -651,7 +651,7 @@ class Config(Frozen):
     @property
     def driver_limits(self) -> read_limits.Limits:
         """Limits on the data that this process reads."""
-        advice = "Raise `data.sequence_bytes` if it is to be as large."
+        advice = "If the data should be so large, raise `data.sequence_bytes`."
         return read_limits.Limits(self.data.sequence_bytes, advice, self.data.protocols)
 
     @property
@@ -659,7 +659,7 @@ class Config(Frozen):
         """Limits on the data that workers read."""
         if not self.workers.client_bytes:
             return self.driver_limits
-        advice = "Raise `workers.client_bytes` if it is to be as large."
+        advice = "If the data should be so large, raise `workers.client_bytes`."
         return read_limits.Limits(
             self.workers.client_bytes, advice, self.data.protocols
         )

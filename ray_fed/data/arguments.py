@@ -73,7 +73,7 @@ def check_ids(ids: Sequence[Any]) -> None:
     if len(set(ids)) < len(ids):
         ((twice, count),) = collections.Counter(ids).most_common(1)
         raise errors.ConfigError(
-            "Expected an id of its own for each client, found"
+            "Expected a different id for each client, found"
             f" {structs.show(twice)} {count} times."
         )
 

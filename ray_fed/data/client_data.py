@@ -283,8 +283,8 @@ class ClientData(ClientRun):
         rows = self._row_weights()
         if rows is None:
             raise errors.ConfigError(
-                "Expected clients whose numbers of rows are known, to filter, found"
-                " none: pass them as `weights`."
+                "Expected clients whose numbers of rows are known, as `filter` needs,"
+                " found unknown numbers: pass them as `weights`."
             )
         left = dataclasses.replace(self._rows()[2], epochs=1).weigh(rows)
         return self.pick(np.flatnonzero(left >= min_rows).tolist())
@@ -308,8 +308,9 @@ class ClientData(ClientRun):
         _, member, arrangement = bases[0]
         if any(other != arrangement for _, _, other in bases):
             raise errors.ValueMismatchError(
-                "Expected clients whose rows are arranged in one way, found several:"
-                " call `take`, `shuffle`, `epochs` and `batch` of what `concat` gives."
+                "Expected clients with the same `take`, `shuffle`, `epochs` and
+                `batch`,"
+                " found different ones: call these methods on the result of `concat`."
             )
         ids = [client for part in parts for client in part.ids]
         counts = [part._row_weights() for part in parts]  # noqa: SLF001 (of this class)
@@ -499,8 +500,8 @@ class ClientData(ClientRun):
         base, member, arrangement = self._base()
         if not isinstance(member, fl.SequenceType):
             raise errors.UnsupportedError(
-                "Expected clients that have a sequence of rows each, to arrange, found"
-                f" that each has a value of `{member}`."
+                "Expected clients that have a sequence of rows each, found that each"
+                f" client has a value of type `{member}`."
             )
         return base, member.element, arrangement
 

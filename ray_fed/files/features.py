@@ -405,7 +405,7 @@ class _Cells:
         before = whole.to_numpy(zero_copy_only=False)
         changed = before[_find_changed(before, cast.to_numpy(zero_copy_only=False))]
         if len(changed):
-            found = f"{len(changed)} that {dtype} does not hold, such as {changed[0]}"
+            found = f"{len(changed)} that {dtype} cannot hold, such as {changed[0]}"
             raise self._mismatch(name, found, then)
         return cast
 

@@ -395,9 +395,9 @@ def _discover(filesystem: Any, source: Any) -> Any:
 def changed(expected: str) -> errors.ValueMismatchError:
     """Return the error for files that changed after the `ClientData` was made."""
     return errors.ValueMismatchError(
-        f"Expected {expected} when the data was named, found another one (read by"
-        f" {describe_process()}): name the data again after files change, and"
-        " have the same file on every machine."
+        f"Expected {expected} when the `ClientData` was made, found a change (read by"
+        f" {describe_process()}): make it again after files change, and have the same"
+        " file on every machine."
     )
 
 

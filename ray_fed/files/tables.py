@@ -173,7 +173,7 @@ class ArrowTable:
         except errors.RayFedError:
             raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            found = f"what {self._file.suffix} files do not have ({error})"
+            found = f"content that {self._file.suffix} files cannot have ({error})"
             raise self._file.damaged(found) from error
 
     def _cells(self, array: Any, name: str) -> Cells:

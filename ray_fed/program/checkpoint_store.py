@@ -337,9 +337,9 @@ def telling_storage(
             raise
         found = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise errors.StorageError(
-            f"Expected to {verb} `{where}`, found {type(error).__name__} ({found}): see"
-            " that the place exists, has room and may be read and written by this"
-            f" process. What was saved before is left as it is.{opening.advise(error)}"
+            f"Expected to {verb} `{where}`, found {type(error).__name__} ({found}):"
+            " check that the place exists, has room, and lets this process read and"
+            f" write. Earlier saved state is unchanged.{opening.advise(error)}"
         ) from error
 
 
@@ -348,7 +348,7 @@ def unlisted(where: str, error: OSError) -> errors.StorageError:
     found = error.strerror or str(error)
     return errors.StorageError(
         f"Expected a folder of saved state, or nothing yet, at `{where}`, found that it"
-        f" cannot be listed ({found}): name another folder, or move away what is there."
+        f" cannot be listed ({found}): use another folder, or move the file there away."
     )
 
 

@@ -172,7 +172,7 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
         if self._source is None:
             raise errors.ContextStateError(
                 "Expected an iterator of a data source, found one that was read from a"
-                " file: go on with `source.resume(iterator)`."
+                " file: continue with `source.resume(iterator)`."
             )
         return self._source
 

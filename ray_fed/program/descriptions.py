@@ -39,11 +39,11 @@ def describe_part(part: str, value: Any) -> dict[str, Any]:
     described = describe_value(value, unknown.append)
     if unknown:
         _logger.warning(
-            "The %s has `%s`, which does not say how it draws: whether a run that"
-            " is resumed has the same one cannot be told. Make it a dataclass, or give"
+            "The %s has `%s`, whose text does not show its parameters. So a resumed run"
+            " cannot check that it has the same %s. Make the object a dataclass, or
+            give"
             " it a `__repr__`.",
-            part,
-            ", ".join(dict.fromkeys(unknown)),
+            *(part, ", ".join(dict.fromkeys(unknown)), part),
         )
     if not isinstance(described, dict):
         return {part: described}

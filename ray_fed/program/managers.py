@@ -192,9 +192,9 @@ def name_values(structure: Any) -> dict[str, Any]:
     named = flatten_state(structure)
     if len({name for name, _ in named}) < len(named):
         raise errors.ValueMismatchError(
-            "Expected values with a name each to save, found two of one name in"
-            f" {structs.show([name for name, _ in named])}: `/` parts the names of"
-            " keys, leave it out."
+            "Expected a different name for each saved value, found two equal names in"
+            f" {structs.show([name for name, _ in named])}: leave `/` out of keys,"
+            " because `/` joins the keys in a name."
         )
     return dict(named)
 

@@ -75,8 +75,8 @@ def check_cohort(sampler: object, drawn: object, num_clients: int) -> list[int]:
     are_known = all(0 <= client < num_clients for client in cohort)
     if not are_known or len({*cohort}) < len(cohort):
         raise errors.ConfigError(
-            f"Expected indices of clients, from 0 to {num_clients - 1} and none twice,"
-            f" of the sampler `{sampler}`, found {errors.describe(drawn)}."
+            f"Expected different indices of clients, from 0 to {num_clients - 1}, of"
+            f" the sampler `{sampler}`, found {errors.describe(drawn)}."
         )
     return cohort
 

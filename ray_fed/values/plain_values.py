@@ -603,8 +603,8 @@ def _length_of(dataset: Any, label: str) -> int:
 
 def _endless(label: str, found: str) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
-        f"Expected {label} to end, found {found} without end: take as many elements of"
-        " it as the client has."
+        f"Expected {label} to end, found {found} without end: take the number of"
+        " elements that the client has."
     )
 
 

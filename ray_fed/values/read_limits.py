@@ -33,7 +33,7 @@ class Limits:
     """
 
     num_bytes: int = 2**30
-    advice: str = "Pass a list of its elements if it is to be as large."
+    advice: str = "If the data should be so large, pass a list of its elements."
     protocols: tuple[str, ...] = ()
 
 
