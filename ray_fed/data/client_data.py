@@ -308,9 +308,9 @@ class ClientData(ClientRun):
         _, member, arrangement = bases[0]
         if any(other != arrangement for _, _, other in bases):
             raise errors.ValueMismatchError(
-                "Expected clients with the same `take`, `shuffle`, `epochs` and
-                `batch`,"
-                " found different ones: call these methods on the result of `concat`."
+                "Expected clients with the same `take`, `shuffle`, `epochs` and"
+                " `batch`, found different ones: call these methods on the result of"
+                " `concat`."
             )
         ids = [client for part in parts for client in part.ids]
         counts = [part._row_weights() for part in parts]  # noqa: SLF001 (of this class)
@@ -328,8 +328,7 @@ class ClientData(ClientRun):
         return made._over(source, member.element, arrangement)  # noqa: SLF001
 
     def _base(self) -> tuple[ClientSource, fl.Type, Arrangement]:
-        """Return the source before arrangement, its values' type, and the
-        arrangement."""
+        """Return the unarranged source, the type of its values, and the arrangement."""
         source = self.source
         if isinstance(source, ArrangedSource):
             return source.rows, fl.SequenceType(source.row), source.arrangement
@@ -663,8 +662,7 @@ class ClientData(ClientRun):
         x: ColumnNames,
         **options: Unpack[TableOptions],
     ) -> Self:
-        """Return the clients of a table in CSV files with column names in the first
-        line.
+        """Return the clients of a table in CSV files whose first line names columns.
 
         This works like `from_parquet`, with two differences. The first MiB of the first
         file decides the types of columns: whole numbers, floats, booleans, times or

@@ -49,8 +49,7 @@ class _Metadata:
         return struct.unpack_from(layout, self.content, place)[0]
 
     def _entry(self, table: int, field: int) -> int:
-        """Return the position of a field's entry in the vtable, or 0 if it is
-        absent."""
+        """Return the position of a field's entry in the vtable, or 0 if it is unset."""
         fields = table - self._read("<i", table)
         entry = 4 + 2 * field
         return fields + entry if entry < self._read("<H", fields) else 0

@@ -157,8 +157,7 @@ class _Columns:
         self._table = table
 
     def type_of(self, names: ColumnNames, leaves: list[Leaf]) -> fl.Type:
-        """Return the type of the columns in a row. Its tensors are added to
-        `leaves`."""
+        """Return the type of the columns in a row, and add its tensors to `leaves`."""
         if isinstance(names, str):
             dtype, shape = self._cell(names)
             leaves.append(self._leaf((names,), dtype, shape, is_stacked=False))

@@ -77,8 +77,7 @@ class ArrayReader:
         return found
 
     def read_rows(self, count: int) -> Iterator[NDArray[Any]]:
-        """Yield the array in pieces of at most `count` rows, or raise as `read`
-        does."""
+        """Yield pieces of at most `count` rows, or raise the errors of `read`."""
         length = self.shape[0]
         is_across = self._is_by_columns and len(self.shape) > 1 and self.num_bytes > 0
         if is_across and length > count:

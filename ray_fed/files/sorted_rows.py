@@ -92,8 +92,7 @@ class SortedRows(ClientSource):
         return ColumnarSequence(columns, length)
 
     def _open(self) -> Any:
-        """Return a reader of the sorted copy, and first write a copy if it is
-        missing."""
+        """Return a reader of the sorted copy. If there is no copy, write it first."""
         folder = _folder()
         path = folder / self.token
         while True:

@@ -128,8 +128,7 @@ class TableFiles:
         return sum(file.num_bytes for file in self.files)
 
     def _find(self, uris: Sequence[str]) -> list[Any]:
-        """Return Arrow datasets, which list the files and the columns of folder
-        names."""
+        """Return Arrow datasets, which list files and the columns of folder names."""
         try:
             expanded = [path for uri in uris for path in opening.expand_pattern(uri)]
             located = [_locate(uri) for uri in expanded]

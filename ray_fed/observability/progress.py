@@ -57,8 +57,7 @@ class WaitLine:
         progress: Literal["auto", "on", "off"],
         console: rich.console.Console | None = None,
     ) -> Self:
-        """Return the line for a value of `Config.progress`, as in the module's
-        table."""
+        """Return the line for a value of `Config.progress`; see the module's table."""
         console = console or _open_console()
         if progress == "off":
             return cls(lambda _: None)

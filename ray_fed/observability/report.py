@@ -121,8 +121,7 @@ class RoundReport(pydantic.BaseModel):
 
     @property
     def kernel_leaves(self) -> int:
-        """The number of leaves whose clients ran as one graph (kernel), in all
-        stages."""
+        """The number of leaves whose clients ran as one graph, in all stages."""
         return sum(subround.kernel_leaves for subround in self.subrounds)
 
     @property

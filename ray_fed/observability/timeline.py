@@ -101,8 +101,7 @@ def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
 
 
 def draw_spans(spans: Sequence[Span], title: str) -> Any:
-    """Return a matplotlib figure with a lane for each worker and a bar for each
-    span."""
+    """Return a matplotlib figure: a lane for each worker, and a bar for each span."""
     lanes = list(dict.fromkeys((span.node, span.worker) for span in spans))
     height = min(_MOST_INCHES, 1.6 + _LANE_INCHES * len(lanes))
     figure = new_figure(9, height)

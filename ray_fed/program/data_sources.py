@@ -3,6 +3,8 @@
     source.iterator() --select(k)--> clients of round 0 --select(k)--> of round 1 ...
     |                                                        |
     +--<-- source.resume(saved) <--- saved with the run <----+
+
+`k` is the number of clients in a round.
 """
 
 import json

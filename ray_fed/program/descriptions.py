@@ -39,10 +39,9 @@ def describe_part(part: str, value: Any) -> dict[str, Any]:
     described = describe_value(value, unknown.append)
     if unknown:
         _logger.warning(
-            "The %s has `%s`, whose text does not show its parameters. So a resumed run"
-            " cannot check that it has the same %s. Make the object a dataclass, or
-            give"
-            " it a `__repr__`.",
+            "The %s has `%s`, whose text does not show its parameters. So a resumed"
+            " run cannot check that it has the same %s. Make the object a dataclass,"
+            " or give it a `__repr__`.",
             *(part, ", ".join(dict.fromkeys(unknown)), part),
         )
     if not isinstance(described, dict):

@@ -34,8 +34,7 @@ class LruCache(Generic[_Key, _Value]):
         self._lock = threading.RLock()
 
     def get(self, key: _Key, make: Callable[[], _Value], weight: float = 0) -> _Value:
-        """Return the value of a key. If there is none, call `make` and store its
-        result.
+        """Return the value of a key, which `make` returns if there is no value yet.
 
         If several threads miss a key at once, each makes a value. All of them return
         the first value that was put, and the others are dropped.

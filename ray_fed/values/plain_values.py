@@ -631,8 +631,7 @@ def _step_size(specs: Sequence[tuple[fl.TensorType, Any]], length: int) -> int:
 def _read_batches(
     batches: Iterator[Any], element: fl.Type, label: str
 ) -> Iterator[list[columnar_sequence.Column] | None]:
-    """Yield the columns of each batch. If a batch cannot be read, yield None and
-    end."""
+    """Yield the columns of each batch. Yield None and end if a batch is unreadable."""
     while True:
         try:
             stacked = next(batches, None)
@@ -842,8 +841,7 @@ def _plain_federated(
 
 
 def to_plain_around_datasets(value: object, type_spec: fl.Type, label: str) -> Any:
-    """Convert a user's value as `to_plain` does, but leave TensorFlow datasets
-    unread."""
+    """Convert a user's value as `to_plain` does, but keep datasets unread."""
     match type_spec:
         case fl.SequenceType() if is_dataset(value):
             return value

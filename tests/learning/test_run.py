@@ -512,7 +512,7 @@ def test_sampler_that_draws_no_clients_is_refused(drawn: list[Any]) -> None:
         def sample(self, *_: object) -> list[Any]:
             return drawn
 
-    with pytest.raises(errors.ConfigError, match="different indices .*from 0 to 5"):
+    with pytest.raises(errors.ConfigError, match=r"different indices .*from 0 to 5"):
         run(build_counter(), CLIENTS, num_rounds=1, sampler=cast("Any", Other()))
     with pytest.raises(errors.ConfigError, match="with a method `sample"):
         run(build_counter(), CLIENTS, num_rounds=1, sampler=cast("Any", drawn))
