@@ -250,7 +250,10 @@ _NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 
 def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the variables that set an error's wrong fields, without `arguments`."""
+    """Return the `RAY_FED_...` variables that set the wrong fields of an error.
+
+    Fields that `arguments` set are left out.
+    """
     details = error.errors() if isinstance(error, pydantic.ValidationError) else []
     paths = [[str(part) for part in detail["loc"]] for detail in details]
     paths = [path for path in paths if not _holds(arguments, path)]

@@ -81,7 +81,7 @@ class Frame(NamedTuple):
 
 
 def is_own(file: str) -> bool:
-    """Return whether a file is one of ray_fed's."""
+    """Return whether a file belongs to ray_fed."""
     return file.startswith(_OWN)
 
 
@@ -263,7 +263,7 @@ def _cut_autograph(error: BaseException) -> None:
 
 
 def _tell_how_to_see_all(error: BaseException) -> None:
-    """Add a note to an error of a library. Errors of ray_fed are clear without it."""
+    """Note on an error of a library how to see all frames. ray_fed's need no note."""
     is_own_class = type(error).__module__.startswith("ray_fed.")
     is_said = _HOW in getattr(error, "__notes__", ())
     if isinstance(error, Exception) and not is_own_class and not is_said:

@@ -81,7 +81,7 @@ def check_ids(ids: Sequence[Any]) -> None:
 def expect_ids(given: Iterable[Any], ids: Iterable[Hashable]) -> None:
     """Raise ConfigError if `given` has booleans or floats, but the known `ids` do not.
 
-    `True` equals 1 in Python, so a mask would select the clients with the ids 1 and 0.
+    `True` equals 1 in Python. So a mask would select the clients with the ids 1 and 0.
     """
     for kind in (bool | np.bool_, float | np.floating):
         wrong = [client for client in given if isinstance(client, kind)]

@@ -56,7 +56,7 @@ class Part:
     is_held_out: bool
 
     def rows(self, client: Hashable, count: int) -> NDArray[np.int64]:
-        """Return which of the client's `count` rows are in the part, ascending."""
+        """Return the indices, ascending, of the client's `count` rows in this part."""
         num_held = round(self.fraction * count)
         if self.seed is None:
             held = np.arange(count - num_held, count)
@@ -137,7 +137,10 @@ class Arrangement:
         return batch_type(row)
 
     def weigh(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how many of its `rows` each client works on, counted in all epochs."""
+        """Return how many rows each client works on in all epochs, f64[clients].
+
+        `rows` has the number of rows in each client's data, f64[clients].
+        """
         for part in self.parts:
             held = np.round(part.fraction * rows)  # as `round` does in `Part.rows`
             rows = held if part.is_held_out else rows - held

@@ -216,7 +216,7 @@ def join(parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> ClientSourc
 
 
 class JoinedSource(ClientSource):
-    """The result of `join` if not all of its sources are in memory."""
+    """A source of clients from several sources, which need not be in memory."""
 
     def __init__(self, parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> None:
         self.token = uuid.uuid4().hex

@@ -341,7 +341,7 @@ def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
 
 
 TABLE = "the table"
-"""What errors call a table in memory."""
+"""Name of a table in memory in error messages."""
 
 
 def to_arrow(table: Any, columns: Iterable[str]) -> Any:

@@ -77,7 +77,7 @@ class Span(NamedTuple):
 
 
 def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
-    """Return the spans of a round of `num_clients`, from its `SubroundReport`s.
+    """Return what each worker did in a round, from the round's `SubroundReport`s.
 
     A subround without clients is a merge only if the round has clients.
     """

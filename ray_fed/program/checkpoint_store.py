@@ -98,7 +98,7 @@ def class_name(cls: type[Any]) -> str:
 
 
 def name_place(name: str) -> str:
-    """Return how an error names a value. A state that is one value has no name."""
+    """Return what errors call a saved value: its name, or "the whole state" for ""."""
     return f"`{name}`" if name else "the whole state"
 
 
@@ -120,7 +120,7 @@ addition to its array."""
 class Encoder:
     """Describes values as JSON, and writes large arrays to members of an archive.
 
-    The caller owns the archive. If it is None, JSON has all values.
+    The caller owns the archive. Without an archive, the JSON has all values.
     """
 
     def __init__(self, archive: zipfile.ZipFile | None = None) -> None:

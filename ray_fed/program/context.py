@@ -203,7 +203,7 @@ class RayValueReference(
         return format(self._read(), spec) if spec else str(self)
 
     async def take(self) -> Any:
-        """Wait until the value is computed. Return it, or its `Stored`, unread.
+        """Wait for the value. Return it, or a `Stored` if it is in the object store.
 
         Raises:
             FailedArgument: The call that computes the value failed.

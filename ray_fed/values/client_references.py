@@ -141,7 +141,8 @@ class HeldSource(ClientSource):
 
 
 def check_rows(value: Plain, client: Hashable) -> None:
-    """Raise if columns of a batch differ in their number of rows. Warn of NaN."""
+    """Raise if a batch has tensors with different numbers of rows. Log a NaN
+    warning."""
     if not isinstance(value, ColumnarSequence):
         return
     floats = (column.rows for column in value.columns if column.rows.dtype.kind == "f")
