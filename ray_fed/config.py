@@ -37,7 +37,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 
 class FrozenMapping(dict[str, Any]):
-    """A dict that refuses changes. It is dumped and pickled like a dict.
+    """A dict that refuses changes. pydantic and pickle write it like a dict.
 
     Its hash is the hash of its names, because values may have no hash.
     """
@@ -55,7 +55,7 @@ class FrozenMapping(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """A list that refuses changes. It is dumped and pickled like a list."""
+    """A list that refuses changes. pydantic and pickle write it like a list."""
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = pop = remove = clear = _refuse
@@ -104,7 +104,7 @@ def _read_whole(value: object) -> int:
 
 
 def _read_real(value: object) -> float:
-    """Return a finite number. YAML reads `1e3` as text."""
+    """Return a finite number, also from text, because YAML reads `1e3` as text."""
     if not isinstance(value, bool) and isinstance(value, numbers.Real | str):
         with contextlib.suppress(ValueError, OverflowError):
             found = float(value)

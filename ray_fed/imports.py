@@ -56,7 +56,7 @@ _WIDGETS_LOGGER = "ray.widgets.util"
 
 @contextlib.contextmanager
 def _import_tensorflow() -> Generator[None]:
-    """Hide lines below the log level, leave out Keras, and collect no garbage."""
+    """Import TensorFlow without log lines, without Keras and without garbage checks."""
     with _without_log(), _without_garbage_collection():
         if "keras" in sys.modules:
             yield

@@ -141,8 +141,7 @@ class HeldSource(ClientSource):
 
 
 def check_rows(value: Plain, client: Hashable) -> None:
-    """Raise if a batch has tensors with different numbers of rows. Log a NaN
-    warning."""
+    """Raise if a batch has tensors with different numbers of rows. Warn of NaN."""
     if not isinstance(value, ColumnarSequence):
         return
     floats = (column.rows for column in value.columns if column.rows.dtype.kind == "f")

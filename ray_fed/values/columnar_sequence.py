@@ -102,7 +102,7 @@ class Column:
 
     @property
     def batch_size(self) -> int | None:
-        """The rows of each element, or None if they differ before the last element."""
+        """The number of rows of each element but the last, or None if it differs."""
         if self.splits is None or not len(self.splits[1:]):
             return None
         sizes = np.diff(self.splits)
