@@ -299,7 +299,7 @@ class ResourceError(ClusterError):
 
 
 class DeadlineError(LocatedError, ClusterError, TimeoutError):
-    """Something did not happen within its configured time."""
+    """Work or a transfer of values took longer than `Config` allows."""
 
 
 class RetryBudgetError(LocatedError, ClusterError):

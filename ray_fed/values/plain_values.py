@@ -511,7 +511,7 @@ def _read_elements(
 def _lay(
     elements: Sequence[Any], element: fl.Type, label: str, start: int
 ) -> list[columnar_sequence.Column]:
-    """Return the columns of elements, which are checked one by one from `start`."""
+    """Check elements and return their columns. Errors number elements from `start`."""
     types, name = flatten_type(element), _name_of_each(element)
     leaves = [
         trees.flatten(to_plain(member, element, f"{name} {index} of {label}"))
