@@ -236,9 +236,9 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def describe(self) -> dict[str, Any]:
-        """Return facts that differ if the clients' data differ, without reading data.
+        """Return facts about the clients' data, without reading the data.
 
-        A resumed run compares them with the saved facts.
+        A resumed run compares them with the saved facts, to notice other data.
 
         Returns:
             JSON values by name: steps such as `take` and `batch`, the columns of a

@@ -97,7 +97,7 @@ class ClientSource:
         raise NotImplementedError(f"{type(self).__name__} has no base: {base}")
 
     def describe(self) -> dict[str, Any]:
-        """Return JSON facts that are quick to read and differ for other values."""
+        """Return JSON facts that decide the clients' values and are quick to read."""
         return {} if self.base is None else self.base.describe()
 
     def check_batches(self, position: int, client: Hashable) -> None:
