@@ -779,7 +779,7 @@ def test_clients_that_do_not_go_together_are_not_joined() -> None:
     data = ClientData.from_table(TABLE, client="who", x="x")
     other = ClientData.from_table(TABLE, client="who", x="y")
 
-    with pytest.raises(errors.ConfigError, match="id of its own"):
+    with pytest.raises(errors.ConfigError, match="a different id for each"):
         data.concat(data)
     with pytest.raises(errors.ValueMismatchError, match="of one type, found `<x=float"):
         data.concat(other)
