@@ -1,12 +1,12 @@
-"""Statistics over the data of clients: each client counts, and the server adds up.
+"""Statistics over the data of all clients, computed by federated computations.
 
     analytics.quantiles(data, [0.5, 0.9], value="age")
 
-`value` says which values of an element count: the name of a column, a function of
-TensorFlow from an element to a tensor, or None for the element itself. All numbers of
-the tensor count, so batches count as their rows do. A client without a sequence has one
-element. The functions raise a ValueMismatchError if `value` does not choose one tensor,
-or chooses strings where numbers are needed.
+The argument `value` says which values of an element count: the name of a column, a
+TensorFlow function from an element to a tensor, or None for the element itself. All
+numbers of the tensor count, so batches count as their rows do. A client without a
+sequence has one element. The functions raise a ValueMismatchError if `value` does not
+choose one tensor, or chooses strings when numbers are needed.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -35,14 +35,14 @@ _SIGN, _BELOW_SIGN = np.int64(63), np.int64(2**63 - 1)
 
 @tracebacks.shorten
 def count(data: ClientData, value: Value = None) -> int:
-    """Return the number of values of all clients."""
+    """Return how many values all clients have together."""
     add = _sum(data, value, np.int64(0), lambda values, _: tf.size(values, "int64"))
     return int(add(0))
 
 
 @tracebacks.shorten
 def mean(data: ClientData, value: Value = None) -> float:
-    """Return the mean of the numbers of all clients in float64, NaN without any."""
+    """Return the mean of all clients' numbers in float64, or NaN without numbers."""
 
     def add(values: tf.Tensor, _: Any) -> Any:
         return tf.reduce_sum(_as_float(values)), tf.size(values, "int64")
@@ -57,9 +57,9 @@ def histogram(
 ) -> NDArray[np.int64]:
     """Return how many numbers of all clients are in each bin, i64[len(bins) - 1].
 
-    `bins` are edges in increasing order, as for `numpy.histogram`. A bin has its lower
-    edge, and the last bin has both. NaN and numbers outside are in no bin. Numbers are
-    compared in float64.
+    `bins` are edges in increasing order, as for `numpy.histogram`. A bin includes its
+    lower edge, and the last bin also its upper edge. NaN and numbers outside are in no
+    bin. Numbers are compared in float64.
 
     Raises:
         ConfigError: `bins` are not such edges.
@@ -118,7 +118,7 @@ def quantiles(
 
 @tracebacks.shorten
 def distinct(data: ClientData, value: Value = None) -> NDArray[Any]:
-    """Return the distinct numbers or strings of all clients in order.
+    """Return the distinct numbers or strings of all clients, ascending.
 
     Strings are bytes. The server learns the distinct values of each client.
     """
@@ -129,8 +129,8 @@ def distinct(data: ClientData, value: Value = None) -> NDArray[Any]:
 def heavy_hitters(data: ClientData, k: int, value: Value = None) -> dict[Any, int]:
     """Return the `k` most frequent numbers or strings, with their exact counts.
 
-    The most frequent value is first. Of two that are equally frequent, the smaller one
-    is first. Strings are bytes. The server learns the counts of each client.
+    The most frequent value is first. If two values are equally frequent, the smaller
+    value is first. Strings are bytes. The server learns the counts of each client.
 
     Raises:
         ConfigError: `k` is below 1.
@@ -144,7 +144,7 @@ def heavy_hitters(data: ClientData, k: int, value: Value = None) -> dict[Any, in
 def _find_ranked(
     data: ClientData, value: Value, ranks: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the numbers at some ranks, from 0, by the order of their bits."""
+    """Return the numbers with the given ranks. Rank 0 is the smallest number."""
     rows = np.arange(len(ranks)) * _SIZE
 
     def add(values: tf.Tensor, sent: Any) -> tf.Tensor:
@@ -221,7 +221,7 @@ def _call(data: ClientData, work: Any, reduce: Any, sent_type: Any) -> Any:
 def _sum(
     data: ClientData, value: Value, zero: Any, add: Any, sent: Any = np.int32
 ) -> Any:
-    """Return a function from `sent` to the sum of `add(values, sent)` of elements."""
+    """Return a function from `sent` to the sum of `add(values, sent)` over elements."""
 
     def work(elements: Any, received: Any) -> Any:
         def step(total: Any, element: Any) -> Any:
@@ -234,7 +234,7 @@ def _sum(
 
 
 def _count_each(data: ClientData, value: Value) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the distinct values of all clients in order, and how often each occurs."""
+    """Return the distinct values of all clients, ascending, and their counts."""
 
     def work(elements: Any, _: Any) -> Any:
         picked = elements.map(lambda element: _pick(element, value))

@@ -1,7 +1,7 @@
 """The command line: `ray-fed demo`, `doctor`, `status`, `runs` and `config check`.
 
-Nothing heavy is imported before a command needs it, so that help comes at once. What a
-user can mend is one line on standard error and exit code 2.
+Slow packages are imported by the commands that need them, so that help comes at once.
+An error of ray_fed is shown as one line on standard error. The exit code is then 2.
 """
 
 import json
@@ -79,17 +79,17 @@ def demo(
             min=1, max=1437, help="Clients; two in three take part in a round."
         ),
     ] = 30,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random numbers.")] = 0,
     backend: Annotated[
         Backend, typer.Option(help="Ray, or threads of this process.")
     ] = Backend.RAY,
     address: Address = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Actors that train; by default one a CPU.")
+        int | None, typer.Option(min=1, help="Actors that train. Default: one per CPU.")
     ] = None,
     subrounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Parts of a round; by default one a worker."),
+        typer.Option(min=1, help="Parts of a round. Default: one per worker."),
     ] = None,
     storage_path: Annotated[
         str | None,
@@ -184,7 +184,7 @@ def doctor(address: Address = None) -> None:
 
 @app.command()
 def status(address: Address = None) -> None:
-    """Print the nodes of a running Ray, and what they have."""
+    """Print the nodes of a running Ray and their resources."""
     from ray_fed.cluster.inventory import read_inventory
 
     inventory = read_inventory(address)
@@ -209,7 +209,7 @@ def runs(
 
 @config_app.command()
 def check(path: Annotated[pathlib.Path, typer.Argument(help="A YAML file.")]) -> None:
-    """Read settings as ray_fed.init does, and print what they come to."""
+    """Read settings as ray_fed.init does, and print them all."""
     import yaml
 
     from ray_fed.config import Config

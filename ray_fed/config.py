@@ -1,10 +1,10 @@
-"""Settings: one frozen tree, read from YAML, the environment and arguments.
+"""Settings of a context, read from YAML, the environment and arguments.
 
-Later sources win: defaults, a YAML file, `RAY_FED_...` variables, arguments. Variables
-also set the fields that a `Config(...)` leaves out, when a context is built with it. A
+Later sources win: defaults, a YAML file, `RAY_FED_...` variables, arguments. When a
+context is built with a `Config(...)`, variables set the fields that it leaves out. A
 variable names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`).
-Its value is YAML. An unknown key is an error that suggests the nearest one, and errors
-name the variable that a setting comes from. Mappings and lists are frozen, too.
+Its value is YAML. The error for an unknown key suggests the nearest key. Errors name
+the variable that a setting comes from. Settings, mappings and lists cannot be changed.
 """
 
 import contextlib
@@ -31,15 +31,13 @@ from ray_fed.values import read_limits
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise errors.ConfigError(
-        "Expected settings that stay as they are, found a change of one: build new"
-        " settings with other values."
+        "Expected no change of settings, found a change: build new settings with other"
+        " values."
     )
 
 
 class FrozenMapping(dict[str, Any]):
-    """A dict that refuses changes.
-
-    It is dumped and pickled like a dict.
+    """A dict that refuses changes. pydantic and pickle write it like a dict.
 
     Its hash is the hash of its names, because values may have no hash.
     """
@@ -57,7 +55,7 @@ class FrozenMapping(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """A list that refuses changes. It is dumped and pickled like a list."""
+    """A list that refuses changes. pydantic and pickle write it like a list."""
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = pop = remove = clear = _refuse
@@ -106,7 +104,7 @@ def _read_whole(value: object) -> int:
 
 
 def _read_real(value: object) -> float:
-    """Return a finite number. YAML reads `1e3` as text."""
+    """Return a finite number, also from text, because YAML reads `1e3` as text."""
     if not isinstance(value, bool) and isinstance(value, numbers.Real | str):
         with contextlib.suppress(ValueError, OverflowError):
             found = float(value)
@@ -184,17 +182,17 @@ Environment = Annotated[Mapping[str, Any], pydantic.AfterValidator(freeze)]
 
 
 COUNTED = ("workers", "subrounds")
-"""Fields that may be given as a count."""
+"""Fields of `Config` for which users may pass only a count."""
 
 
 def expand_count(value: object) -> object:
-    """Return the settings that a count is short for, or any other value unchanged."""
+    """Return `{"count": value}` for a count, and any other value unchanged."""
     whole = isinstance(value, Mapping | pydantic.BaseModel | bool | None)
     return value if whole else {"count": value}
 
 
 def expand_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with counts expanded, so that sources can be merged."""
+    """Return settings with `expand_count` applied, so that sources can be merged."""
     return {
         key: expand_count(value) if key in COUNTED else value
         for key, value in settings.items()
@@ -248,11 +246,14 @@ _PREFIX = "RAY_FED_"
 _NO_SETTINGS = (tracebacks.VARIABLE, tracebacks.GRAPH_CACHE)
 _MAX_YAML_BYTES = 2**18
 _NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
-"""Raised for text that is not YAML: not UTF-8, an impossible date, too deep."""
+"""Exceptions for text that is not YAML: not UTF-8, an impossible date, too deep."""
 
 
 def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the variables that set the fields of an error."""
+    """Return the `RAY_FED_...` variables that set the wrong fields of an error.
+
+    Fields that `arguments` set are left out.
+    """
     details = error.errors() if isinstance(error, pydantic.ValidationError) else []
     paths = [[str(part) for part in detail["loc"]] for detail in details]
     paths = [path for path in paths if not _holds(arguments, path)]
@@ -265,7 +266,7 @@ def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _holds(settings: Any, path: list[str]) -> bool:
-    """Return whether settings contain the setting at a path, or a part of it."""
+    """Return whether settings have a value at a path, or at the beginning of it."""
     for part in path:
         if not isinstance(settings, Mapping):
             return True
@@ -277,7 +278,7 @@ def _holds(settings: Any, path: list[str]) -> bool:
 
 
 def read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Read settings from a YAML file, or none without a path.
+    """Read settings from a YAML file. If `path` is None, there are no settings.
 
     Raises:
         ConfigError: The file is missing, too long, not YAML, or not a mapping.
@@ -328,7 +329,7 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of two sources. If both have one, `above` wins."""
+    """Merge the settings of two sources. If both have a setting, `above` wins."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -340,7 +341,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def explain(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> str:
-    """Return the text of an error: each wrong setting, and its legal values."""
+    """Return a message for pydantic's error: each wrong setting and legal values."""
     return " ".join(
         __explain_one(cast("Any", detail), model) for detail in error.errors()
     )
@@ -369,13 +370,12 @@ def _fields_at(path: list[str], model: type[pydantic.BaseModel]) -> list[str]:
 
 
 class Frozen(pydantic.BaseModel):
-    """Settings whose repr shows what differs from the defaults."""
+    """Base class of settings. The repr shows what differs from the defaults."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     @override
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Return the fields that differ from their defaults."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if value != field.get_default(call_default_factory=True):
@@ -424,16 +424,18 @@ class Workers(Frozen):
             "value", "!value", "in(value, value)" or "!in(value, value)". Nodes without
             the label match only the forms with "!".
         start_timeout_s: Seconds within which an actor that has room must be ready.
-        client_bytes: Bytes of `program.ClientData`, and of rows in local files, that
-            each actor keeps between rounds. This process keeps copies of lists of
-            clients, up to the same size. It is also the limit of one sequence that an
-            actor reads from a dataset, a generator or another iterable. With 0, an
-            actor caches nothing, and `data.sequence_bytes` limits its reads.
-        wait_timeout_s: Seconds that a round waits for room for the actors that it needs
-            (min, or one). They start again whenever an actor gets room or a subround
-            ends. The time of a start, or of a busy actor, does not count.
+        client_bytes: Bytes of clients' data, from `program.ClientData` or local files,
+            that each actor keeps between rounds. This process keeps copies of lists of
+            clients, up to the same size. The setting also limits the size of one
+            sequence that an actor reads from a dataset, a generator or another
+            iterable. With 0, an actor caches nothing, and `data.sequence_bytes` limits
+            its reads.
+        wait_timeout_s: Seconds that a round waits for room in the cluster for the
+            actors that it needs: min of `count`, or one. The seconds begin anew
+            whenever an actor gets room or a subround ends. Time does not count while an
+            actor starts or is busy.
         allow_mixed: Whether actors may have other versions of packages than the driver,
-            and differ from one another in what decides the bits of a result.
+            and differ in devices, processors or threads, which decide result bits.
     """
 
     count: Size = None
@@ -470,10 +472,10 @@ class Retry(Frozen):
     """How many failures of each kind a subround may have before its round fails.
 
     Attributes:
-        crash: A process or node died, or an object was lost.
-        preemption: A node was taken away with notice.
-        memory: A process was killed because memory was full, or TensorFlow had none.
-        hang: A worker took longer than `subrounds.timeout_s`.
+        crash: Number of times that a process or node may die, or an object may be lost.
+        preemption: Number of times that a node may be taken away with notice.
+        memory: Number of times that a process may run out of memory.
+        hang: Number of times that a worker may take longer than `subrounds.timeout_s`.
     """
 
     crash: Budget = 3
@@ -483,12 +485,12 @@ class Retry(Frozen):
 
 
 class Subrounds(Frozen):
-    """How a round is divided.
+    """How the clients of a round are divided into subrounds. A worker runs a subround.
 
     Attributes:
-        count: Number of subrounds in a round; None means one for each worker. The bits
+        count: Number of subrounds in a round. None means one for each worker. The bits
             of a result do not depend on it.
-        timeout_s: Seconds that a worker may take for a subround; None means no limit. A
+        timeout_s: Seconds that a worker may take for a subround. None means no limit. A
             worker that takes longer is replaced, and the subround runs again, as often
             as `retry.hang` allows. Waiting for a worker does not count.
     """
@@ -500,14 +502,14 @@ class Subrounds(Frozen):
 class Stragglers(Frozen):
     """When a slow subround also runs on a second, idle worker.
 
-    The first result counts. Both have the same bits. Effects of client work beside its
-    result, such as files that it writes, happen twice.
+    The first result counts. Both results have the same bits. Other effects of client
+    work, such as files that it writes, happen twice.
 
     Attributes:
-        enabled: Whether subrounds run a second time.
-        factor: A subround is slow if it takes this many times the median of the
-            subrounds of its kind in the round, > 1. Half of them must be done.
-        min_s: A subround is never slow before it has had its worker for these seconds.
+        enabled: Whether slow subrounds run a second time.
+        factor: Ratio from which on a subround is slow, > 1: its time divided by the
+            median time of the round's subrounds of its kind. Half of them must be done.
+        min_s: Seconds that a subround must have had its worker before it can be slow.
     """
 
     enabled: bool = True
@@ -526,7 +528,7 @@ class Kernels(Frozen):
     Attributes:
         enabled: Whether to build such graphs, which are called kernels. Work without a
             kernel is interpreted, call by call.
-        call_s: About how many seconds of client work one call covers. On Ray,
+        call_s: Approximate seconds of client work in one call of a kernel. On Ray,
             cancelling waits for the end of a call. The bits of a result do not depend
             on it.
         jit: Whether XLA compiles the work of clients whose data have one shape, once
@@ -534,8 +536,8 @@ class Kernels(Frozen):
             rule depends only on the computation, the sizes and the kind of device (see
             docs/performance.md). `RoundReport.jit_decisions` has its decisions. With
             XLA, an index or a label out of range is not an error.
-        vectorized_clients: Number of such clients that work at once, which takes the
-            memory of as many. It is for small models on a GPU.
+        vectorized_clients: Number of clients with data of one shape to compute at once,
+            in the memory of all of them. Use it for small models on a GPU.
     """
 
     enabled: bool = True
@@ -545,7 +547,7 @@ class Kernels(Frozen):
 
 
 class Data(Frozen):
-    """What may be read as data of clients.
+    """Limits on the data that may be read for clients.
 
     Attributes:
         protocols: Protocols of fsspec, such as "s3", that URIs in computations and
@@ -553,7 +555,7 @@ class Data(Frozen):
             are always allowed.
         sequence_bytes: Largest size of one sequence that a call reads in this process
             from a dataset, a generator or another iterable, so that endless data is an
-            error. In workers, `workers.client_bytes` is the limit. Lists have none.
+            error. In workers, `workers.client_bytes` is the limit. Lists have no limit.
     """
 
     protocols: tuple[str, ...] = ()
@@ -567,7 +569,7 @@ class Config(Frozen):
         backend: "ray", or "local" for threads of this process.
         workers: The `Workers`, or only their count: an int or (min, max).
         worker_groups: More `Workers`, or only their counts, by the name of a group. A
-            call runs on `workers`, or on one group in `context.on_workers(name)`.
+            call runs on `workers`, or on a group in `with context.on_workers(name)`.
         subrounds: The `Subrounds`, or only their count.
         clients_per_leaf: Number of clients that are accumulated one after another
             before merging. It decides the bits of a sum. None means a sixteenth of the
@@ -587,14 +589,13 @@ class Config(Frozen):
         retry: How many failures are retried.
         stragglers: When a slow subround runs a second time.
         kernels: How the work of clients becomes one graph.
-        data: What may be read as data of clients.
+        data: Limits on the data that may be read for clients.
         kept_bytes: Bytes of clients' values that a call may keep for a later
-            aggregation or for the result, in the object store or in this process. The
-            remaining clients, by index, do their work again. The bits do not depend on
-            it.
-        max_dropped_clients: Number of clients in a round whose work or data may raise.
-            The round continues without them, and its report names them. With one more
-            the error is raised, and always if the result has values of clients.
+            aggregation or for the result, in the object store or in this process. Other
+            clients do their work again. The bits do not depend on it.
+        max_dropped_clients: Number of clients in a round whose work or data may raise
+            an error. The round continues without them, and its report names them. If
+            more clients raise, or the result has values of clients, the call fails.
         runtime_env: Ray's runtime environment of the job, used when this process
             connects to Ray.
 
@@ -622,7 +623,7 @@ class Config(Frozen):
 
     @tracebacks.shorten
     def __init__(self, **data: Any) -> None:
-        """Take fields or short forms, which a signature of the fields would forbid."""
+        """Accept fields and short forms, such as a count in place of `Workers`."""
         super().__init__(**data)
         if self.debug and self.backend != "local":
             raise errors.ConfigError(
@@ -652,16 +653,16 @@ class Config(Frozen):
 
     @property
     def driver_limits(self) -> read_limits.Limits:
-        """Limits of what this process reads."""
-        advice = "Raise `data.sequence_bytes` if it is to be as large."
+        """Limits on the data that this process reads."""
+        advice = "If the data should be so large, raise `data.sequence_bytes`."
         return read_limits.Limits(self.data.sequence_bytes, advice, self.data.protocols)
 
     @property
     def worker_limits(self) -> read_limits.Limits:
-        """Limits of what workers read."""
+        """Limits on the data that workers read."""
         if not self.workers.client_bytes:
             return self.driver_limits
-        advice = "Raise `workers.client_bytes` if it is to be as large."
+        advice = "If the data should be so large, raise `workers.client_bytes`."
         return read_limits.Limits(
             self.workers.client_bytes, advice, self.data.protocols
         )
@@ -674,8 +675,8 @@ class Config(Frozen):
         """Read settings from a YAML file, the environment and arguments.
 
         Args:
-            path: Path of a YAML file; None reads none.
-            **arguments: Fields, which win over both.
+            path: Path of a YAML file, or None.
+            **arguments: Fields, which win over the file and the environment.
 
         Raises:
             ConfigError: The file is not a mapping, or a setting is wrong.

@@ -1,7 +1,7 @@
-"""Texts of any exception, which are short and can be encoded.
+"""Reads the texts of any exception, and makes them short and possible to encode.
 
 An error of a user's code may have a message of 50 MB, a `__str__` that raises, or lone
-surrogates, which no message of Ray can carry.
+surrogates, which Ray cannot send.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ import traceback
 from collections.abc import Callable, Generator
 
 MAX_CHARACTERS = 20_000
-"""Largest length of a message of ray_fed, or of a traceback."""
+"""Largest number of characters of a message of ray_fed, or of a traceback."""
 
 _MAX_QUOTED = 10_000
-"""Largest length of another error's message inside a message of ray_fed."""
+"""Largest number of characters of another error's message in a message of ray_fed."""
 
 
 def describe_process() -> str:
-    """Return the process and the node of this code, for errors."""
+    """Return a text for errors that names this process and its node."""
     return f"process {os.getpid()} on node `{platform.node()}`"
 
 
@@ -33,7 +33,7 @@ def without_escapes(text: str) -> str:
 
 
 def bound(text: str, max_characters: int = MAX_CHARACTERS) -> str:
-    """Return a text that can be encoded. A long one is cut in its middle."""
+    """Return a text that can be encoded. A long text is cut in its middle."""
     text = without_escapes(text)
     if len(text) > max_characters:
         kept = max_characters // 2
@@ -68,17 +68,17 @@ class _Origin(str):
 
 
 class _Place(str):
-    """A note on an exception: the user's line that made the operation that raised."""
+    """A note on an exception: the line of user code whose operation raised it."""
 
     __slots__ = ()
 
 
 @contextlib.contextmanager
 def naming_origin(origin: str, find_place: Callable[[str], str]) -> Generator[None]:
-    """Add notes on the origin to errors that are raised inside, unless they have some.
+    """Note the origin of errors in the `with` block, unless they have such a note.
 
     `origin` is text such as "the computation `train` (model.py:12)". `find_place` takes
-    an error's message, and returns a sentence on the place in the origin that the
+    an error's message. It returns a sentence on the place in the origin that the
     message names, or "".
     """
     try:

@@ -47,7 +47,7 @@ import ray_fed.error_texts as error_texts
 import ray_fed.tracebacks as tracebacks
 
 MAX_SHOWN = 200
-"""Characters of a value that an error message shows."""
+"""Largest number of characters of a value in an error message."""
 
 _SHORTENED = reprlib.Repr()
 _SHORTENED.maxlevel = 4
@@ -73,7 +73,7 @@ _MAX_COMPARED = 10_000
 
 
 def suggest(name: object, known: Iterable[object]) -> str:
-    """Return a sentence with the known name nearest to `name`, or "" without one.
+    """Return a sentence that suggests the known name nearest to `name`, or "".
 
     A known name of another type, such as 7 for "7", is shown as Python writes it. For a
     whole number that resembles no known name, the nearest whole number is suggested.
@@ -100,7 +100,8 @@ def suggest(name: object, known: Iterable[object]) -> str:
 class RayFedError(Exception):
     """Base of all errors of ray_fed."""
 
-    # Only such errors keep their class when autograph adds the line of the user's code.
+    # With this constructor, an error keeps its class when autograph adds the user's
+    # line.
     __init__ = Exception.__init__
 
 
@@ -234,14 +235,14 @@ class ComputationError(LocatedError, UserError, RuntimeError):
     """The user's computation raised. It is never retried.
 
     Attributes:
-        failures: What each client of a leaf raised, by index in the cohort. Empty if
-            failing clients may not be dropped.
+        failures: Errors, as text, of all failed clients that ran together, by index in
+            the cohort. Empty if `Config.max_dropped_clients` is 0.
     """
 
     failures: Mapping[int, str] = types.MappingProxyType({})
 
     def naming(self, failures: Mapping[int, str]) -> Self:
-        """Return a copy of the error with the failures of all clients of its leaf."""
+        """Return a copy of the error with `failures`."""
         found = copy.copy(self)
         found.failures = dict(failures)
         return found
@@ -250,8 +251,7 @@ class ComputationError(LocatedError, UserError, RuntimeError):
 class WorkerMemoryError(ComputationError):
     """Memory was full while a computation ran. Ray retries it a few times.
 
-    The reason is a batch that is too large for any worker, or a worker whose memory is
-    full of something else.
+    Either a batch is too large for any worker, or other data fills the worker's memory.
     """
 
 
@@ -291,15 +291,15 @@ class CompileError(RayFedError, ValueError):
 
 
 class ClusterError(RayFedError, RuntimeError):
-    """The cluster could not do what was asked."""
+    """The cluster failed, or cannot run a call that may be correct."""
 
 
 class ResourceError(ClusterError):
-    """More was asked for than the cluster has, now or ever."""
+    """A call needs more resources than the cluster has, now or ever."""
 
 
 class DeadlineError(LocatedError, ClusterError, TimeoutError):
-    """Something did not happen within its configured time."""
+    """Work or a transfer of values took longer than `Config` allows."""
 
 
 class RetryBudgetError(LocatedError, ClusterError):

@@ -1,4 +1,4 @@
-"""The documented names, for those who extend ray_fed; imports TensorFlow and Ray."""
+"""Classes and functions for code that extends ray_fed. Imports TensorFlow and Ray."""
 
 from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.cluster.ray_strategy import RayFederatingStrategy

@@ -2,10 +2,10 @@
 
 TensorFlow's native code writes lines before its log level applies. Ray writes that a
 notebook lacks packages for widgets, which ray_fed does not use. Once `ray_fed` is
-imported, all later imports of them are quiet, also an import by Keras. Lines that do
-not belong to a log, or that the user's `TF_CPP_MIN_LOG_LEVEL` asks for, are shown after
-the import. If the import fails, all lines are shown. Set that variable to 0 to see
-every line.
+imported, all later imports of TensorFlow and Ray are quiet, also an import by Keras.
+Lines that do not belong to a log, or that the user's `TF_CPP_MIN_LOG_LEVEL` asks for,
+are shown after the import. If the import fails, all lines are shown. Set this variable
+to 0 to see every line.
 
 `import tensorflow` would import Keras, and the packages that Keras looks for, such as
 scikit-learn and matplotlib. This takes a third of the time and a fifth of the memory of
@@ -56,7 +56,7 @@ _WIDGETS_LOGGER = "ray.widgets.util"
 
 @contextlib.contextmanager
 def _import_tensorflow() -> Generator[None]:
-    """Hide lines below the log level, leave out Keras, and collect no garbage."""
+    """Import TensorFlow without log lines, without Keras and without garbage checks."""
     with _without_log(), _without_garbage_collection():
         if "keras" in sys.modules:
             yield
@@ -86,10 +86,7 @@ def _without_keras() -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Generator[None]:
-    """Turn off garbage collection, which takes a seventh of the time.
-
-    Imports make no garbage.
-    """
+    """Turn off garbage collection, which takes a seventh of an import's time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -183,7 +180,7 @@ _QUIET: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 
 class _QuietFinder(importlib.abc.MetaPathFinder):
-    """Finds these packages as Python does, and loads them quietly."""
+    """Finds the packages in `_QUIET` as Python does, and loads them quietly."""
 
     def __init__(self) -> None:
         self._finding = threading.local()
@@ -225,7 +222,8 @@ def install() -> None:
 def import_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a `__getattr__` for a package that imports a name when it is first used.
 
-    `modules` maps names to modules. A module `package.name` is itself the value.
+    `modules` maps each name to the module that defines it. If this module is
+    `package.name`, the module itself is the value.
     """
 
     def get(name: str) -> Any:
@@ -244,7 +242,7 @@ _PACKAGES = {
     "mlflow": "mlflow-skinny alembic sqlalchemy",
     "sklearn": "scikit-learn",
 }
-"""Packages to install for modules with another name."""
+"""Names of the packages to install, for modules whose package has another name."""
 
 
 def install_command(module: str) -> str:
@@ -257,9 +255,9 @@ def install_command(module: str) -> str:
 
 
 def import_extra(module: str, purpose: str) -> Any:
-    """Return a module of an extra of ray_fed, or raise UnsupportedError.
+    """Import a module that ray_fed needs for one feature, or raise UnsupportedError.
 
-    `purpose` is the feature that needs the module, as the user calls it.
+    `purpose` names the feature in the error.
     """
     import ray_fed.errors as errors  # this module is loaded by itself, too
     from ray_fed.error_texts import describe_process
@@ -275,9 +273,9 @@ def import_extra(module: str, purpose: str) -> Any:
 
 
 class LazyPackage:
-    """A package of an extra, imported when one of its names is first used.
+    """Stands for a package, which is imported when a name in it is first used.
 
-    Its submodules are names, too.
+    Submodules count as names. `purpose` is as in `import_extra`.
     """
 
     def __init__(self, package: str, purpose: str) -> None:

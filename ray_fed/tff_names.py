@@ -1,6 +1,6 @@
-"""Arguments of TensorFlow Federated, and what to pass here instead.
+"""Names of TensorFlow Federated's arguments, and what to pass in ray_fed instead.
 
-`tracebacks.shorten` reads them for the error of a call that was ported by halves. Names
+`tracebacks.shorten` adds this advice to the TypeError of a call with such a name. Names
 and meanings follow https://www.tensorflow.org/federated/api_docs/python/tff.
 """
 
@@ -59,13 +59,13 @@ HERE = {
     "split_name": "pass `split=`",
     "num_test_clients": "pass `fraction=`",
 }
-"""What to do here, by the name of an argument there."""
+"""What to do in ray_fed, by the name of TensorFlow Federated's argument."""
 
 
 def explain(function: Callable[..., Any], names: Iterable[str]) -> str:
-    """Return a message on names that a function lacks and TensorFlow Federated has.
+    """Return an error message on TensorFlow Federated's names in a call, or "".
 
-    It is "" if there are no such names.
+    `names` are the call's arguments. Names that `function` has are not mentioned.
     """
     found = [name for name in names if name in HERE]
     if not found:

@@ -1,9 +1,9 @@
-"""Short tracebacks, with frames of the user's code and none of libraries.
+"""Shortens tracebacks of errors to the frames of the user's code.
 
 The functions that a user calls are decorated with `shorten`. It removes the frames of
 ray_fed, of its dependencies and of Python from errors and their causes. The whole
-traceback goes to the log (DEBUG). With `RAY_FED_TRACEBACKS=full` in the environment it
-is shown.
+traceback goes to the log (DEBUG). With `RAY_FED_TRACEBACKS=full` in the environment,
+the whole traceback is shown.
 """
 
 import functools
@@ -30,10 +30,10 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 
 VARIABLE = "RAY_FED_TRACEBACKS"
-"""A variable that is read when an error is shown. "full" shows all frames."""
+"""Environment variable that is read when an error is shown. "full" shows all frames."""
 
 GRAPH_CACHE = "RAY_FED_GRAPH_CACHE"
-"""Of the environment: the folder of graphs, see `tensorflow.graphs.kept_graphs`."""
+"""Environment variable with the folder of `tensorflow.graphs.kept_graphs`."""
 
 _HOW = f"{VARIABLE}=full shows the frames that are left out."
 _NO_FRAME = f"  no frame of your code: {VARIABLE}=full shows all"
@@ -52,10 +52,7 @@ _LIBRARY = re.compile(
     rf"|^(python[/\\])?({_PACKAGES})[/\\].+\.p(yx|x[di])$"  # of Cython
     r"|^<frozen |__autograph_generated_file"
 )
-"""Files of ray_fed's dependencies and of Python.
-
-Other packages may belong to the user.
-"""
+"""Paths of files of ray_fed's dependencies and of Python. Others may be the user's."""
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)(, in (?P<name>.+))?$')
 
@@ -64,7 +61,7 @@ _LOADED = re.compile(
     r'^Detected at node .+ defined at \(most recent call last\):\n(  File ".+\n.*\n)*',
     re.MULTILINE,
 )
-"""Where TensorFlow says that a graph was loaded, which is not the user's code."""
+"""Part of TensorFlow's messages that tells where a graph was loaded in ray_fed."""
 
 
 class Frame(NamedTuple):
@@ -84,7 +81,7 @@ class Frame(NamedTuple):
 
 
 def is_own(file: str) -> bool:
-    """Return whether a file is one of ray_fed's."""
+    """Return whether a file belongs to ray_fed."""
     return file.startswith(_OWN)
 
 
@@ -126,10 +123,7 @@ def _is_cell(file: str) -> bool:
 
 
 def find_place(text: str) -> str:
-    """Return a sentence on the user's line that raised, from a traceback's text.
-
-    It is "" without a frame of the user's code.
-    """
+    """Return a sentence that names the user's line in a traceback's text, or ""."""
     frames = user_frames(text)
     if not frames:
         return ""
@@ -138,7 +132,7 @@ def find_place(text: str) -> str:
 
 
 class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
-    """The traceback on a worker, as the cause of an error that came from there.
+    """The cause of an error that came from a worker: its traceback there.
 
     The argument is the whole text. Only frames of the user's code are shown.
     """
@@ -168,9 +162,9 @@ def shows_all() -> bool:
 def shorten(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorate a function so that its errors have no frames of libraries.
 
-    Errors are shortened only if the user's code makes the call. A coroutine is always
-    shortened, because any event loop may run it. If the call has names of arguments
-    that only TensorFlow Federated knows, its TypeError says what to pass instead.
+    Errors are shortened only if the user's code makes the call. Errors of a coroutine
+    are always shortened, because any event loop may run it. If the call has names of
+    arguments that only TensorFlow Federated has, the TypeError says what to pass.
     """
     if inspect.iscoroutinefunction(function):
         return cast("Callable[_P, _R]", _shorten_async(cast("Any", function)))
@@ -194,7 +188,7 @@ def shorten(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def shorten_init(cls: type[_T]) -> type[_T]:
-    """Decorate the constructor of a dataclass; see `shorten`."""
+    """Decorate a class so that `shorten` applies to its constructor."""
     cls.__init__ = shorten(cls.__init__)
     return cls
 
@@ -269,7 +263,7 @@ def _cut_autograph(error: BaseException) -> None:
 
 
 def _tell_how_to_see_all(error: BaseException) -> None:
-    """Add a note to an error of a library. Errors of ray_fed are clear without it."""
+    """Note on an error of a library how to see all frames. ray_fed's need no note."""
     is_own_class = type(error).__module__.startswith("ray_fed.")
     is_said = _HOW in getattr(error, "__notes__", ())
     if isinstance(error, Exception) and not is_own_class and not is_said:

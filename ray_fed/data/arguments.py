@@ -1,4 +1,4 @@
-"""Checks of the arguments of `ClientData`."""
+"""Checks and conversions of the arguments that users pass to `ClientData`."""
 
 import collections
 import math
@@ -16,7 +16,7 @@ from ray_fed.values.client_references import plain_id
 
 
 def read_member_type(given: object) -> fl.Type:
-    """Return the type of a client's value, from anything that converts to it."""
+    """Convert a user's `type_spec` to a type, or raise ValueMismatchError."""
     try:
         member = fl.to_type(cast("Any", given))
     except TypeError as error:
@@ -39,7 +39,7 @@ def _no_member_type(given: object) -> errors.ValueMismatchError:
 
 
 def read_ids(given: object) -> list[Any]:
-    """Return ids of clients in types of Python, in order."""
+    """Return a list of the ids, in order, with NumPy scalars as Python objects."""
     if not isinstance(given, Iterable):
         raise errors.ConfigError(
             f"Expected `ids`, one for each client, found {errors.describe(given)}: pass"
@@ -49,7 +49,7 @@ def read_ids(given: object) -> list[Any]:
 
 
 def check_callable(given: object, name: str) -> None:
-    """Raise a ConfigError unless an argument can be called."""
+    """Raise ConfigError unless the argument called `name` is a function."""
     if not callable(given):
         raise errors.ConfigError(
             f"Expected a function as `{name}`, found {errors.describe(given)}."
@@ -73,15 +73,15 @@ def check_ids(ids: Sequence[Any]) -> None:
     if len(set(ids)) < len(ids):
         ((twice, count),) = collections.Counter(ids).most_common(1)
         raise errors.ConfigError(
-            "Expected an id of its own for each client, found"
+            "Expected a different id for each client, found"
             f" {structs.show(twice)} {count} times."
         )
 
 
 def expect_ids(given: Iterable[Any], ids: Iterable[Hashable]) -> None:
-    """Raise ConfigError if booleans or floats are passed for ids of other types.
+    """Raise ConfigError if `given` has booleans or floats, but the known `ids` do not.
 
-    True equals 1 in Python, so a mask would select the clients with the ids 1 and 0.
+    `True` equals 1 in Python. So a mask would select the clients with the ids 1 and 0.
     """
     for kind in (bool | np.bool_, float | np.floating):
         wrong = [client for client in given if isinstance(client, kind)]
@@ -94,10 +94,9 @@ def expect_ids(given: Iterable[Any], ids: Iterable[Hashable]) -> None:
 
 
 def read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64]:
-    """Return the weights of clients as floats.
+    """Return the weights as f64[clients].
 
-    Raises ConfigError for a wrong number of weights, or one that is not finite and >=
-    0.
+    Raises ConfigError unless there is one finite weight >= 0 for each id.
     """
     found = np.asarray(weights, object)
     if found.shape != (len(ids),):

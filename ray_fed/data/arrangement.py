@@ -1,10 +1,10 @@
 """How a client's rows become the elements of its sequence.
 
-    rows --parts--> --take--> --shuffle, for each epoch--> --batch--> elements
+    rows -> hold_out_rows -> take -> shuffle, in each epoch -> batch -> elements
 
-The steps always have this order, whatever the order of the calls. A worker applies them
-before the client's work. Rows are NumPy columns, so each step is indexing. The rows of
-a client are cached, but not the result of these steps.
+Each step is a method of `ClientData`. Steps run in this order, whatever the order of
+the calls. A worker runs them before the client's work. Rows are NumPy columns, so each
+step is indexing. A worker caches a client's rows, but not the result of the steps.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from ray_fed.values.tensor_structures import (
 
 
 def seed_of(*fields: object) -> int:
-    """Return a seed of a random generator that depends on the fields alone."""
+    """Return a random seed that is the same for equal `fields` in every process."""
     return int.from_bytes(hashlib.sha256(repr(fields).encode()).digest()[:16])
 
 
@@ -46,8 +46,9 @@ class Part:
 
     Attributes:
         fraction: Fraction of the rows that is held out, above 0 and below 1.
-        seed: Seed that draws these rows, >= 0. None holds out the last rows.
-        is_held_out: Whether this is the part that is held out, or the rest.
+        seed: Seed of the random choice of these rows, >= 0. If None, the last rows are
+            held out.
+        is_held_out: Whether this part has the held-out rows. If not, it has the others.
     """
 
     fraction: float
@@ -55,7 +56,7 @@ class Part:
     is_held_out: bool
 
     def rows(self, client: Hashable, count: int) -> NDArray[np.int64]:
-        """Return the rows of the part, ascending."""
+        """Return the indices, ascending, of the client's `count` rows in this part."""
         num_held = round(self.fraction * count)
         if self.seed is None:
             held = np.arange(count - num_held, count)
@@ -68,7 +69,7 @@ class Part:
 
 
 def check_fraction(fraction: float, seed: int) -> None:
-    """Raise ConfigError unless a fraction is between 0 and 1, and a seed is >= 0."""
+    """Raise ConfigError unless 0 < `fraction` < 1 and `seed` is a whole number >= 0."""
     if not isinstance(cast("object", fraction), numbers.Real) or not 0 < fraction < 1:
         raise errors.ConfigError(
             f"Expected a `fraction` above 0 and below 1, found {fraction!r}."
@@ -77,19 +78,20 @@ def check_fraction(fraction: float, seed: int) -> None:
 
 
 _INDEX_BYTES = 8
-"""Size of a row's index in the order of rows."""
+"""Bytes that each row takes in the array of row indices."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
-    """How the rows of each client are arranged.
+    """The steps from rows to elements that a user chose, the same for all clients.
 
     Attributes:
-        parts: Parts of the rows to take. Each applies to the rows of the one before.
-        take: Largest number of rows, from the first one; None takes all.
-        shuffles: Whether the order is random, and new in each call and epoch.
-        seed: Seed of the order, >= 0. None takes the seed of the configuration.
-        epochs: How often the rows are repeated, >= 1.
+        parts: Parts that `hold_out_rows` chose, one for each call. Each part divides
+            the rows of the previous part.
+        take: Number of rows to use at most, from the first row on. None uses all rows.
+        shuffles: Whether rows have a new random order in each call and epoch.
+        seed: Seed of the random order, >= 0. If None, the seed of `Config` is used.
+        epochs: Number of passes over the rows, >= 1.
         batch_size: Number of rows in an element. None makes each row an element.
         drop_remainder: Whether to leave out a smaller batch at the end of an epoch.
     """
@@ -109,7 +111,7 @@ class Arrangement:
                 read_whole(name, value, 1)
 
     def describe(self) -> dict[str, Any]:
-        """Return the arrangement as JSON, by the names of the `ClientData` methods."""
+        """Return the steps as JSON values, by the names of the `ClientData` methods."""
         seed = "the seed of the configuration" if self.seed is None else self.seed
         parts = [
             [
@@ -129,13 +131,16 @@ class Arrangement:
         }
 
     def element_type(self, row: fl.Type) -> fl.Type:
-        """Return the type of an element, from the type of a row."""
+        """Return the type of one element, a batch or a row, given the type of a row."""
         if self.batch_size is None:
             return row
         return batch_type(row)
 
     def weigh(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the number of rows that each client works on, epochs included."""
+        """Return how many rows each client works on in all epochs, f64[clients].
+
+        `rows` has the number of rows in each client's data, f64[clients].
+        """
         for part in self.parts:
             held = np.round(part.fraction * rows)  # as `round` does in `Part.rows`
             rows = held if part.is_held_out else rows - held
@@ -145,10 +150,10 @@ class Arrangement:
 
 
 class ArrangedSource(ClientSource):
-    """The rows of another source, arranged.
+    """A source that applies an `Arrangement` to the clients' rows in the source `base`.
 
-    `base` has sequences of rows. `row_weights` are the numbers of rows of its clients,
-    if known. They are not sent to workers.
+    `row_weights` has the numbers of rows of the clients in `base`, by position, or is
+    None if they are not known. Workers do not receive it.
     """
 
     is_resident = True
@@ -216,10 +221,10 @@ class ArrangedSource(ClientSource):
     def _count_epochs(
         self, client: Hashable, rows: ColumnarSequence, num_kept: int
     ) -> int:
-        """Return the number of epochs, or 1 without rows.
+        """Return the number of epochs, or 1 if the client has no rows.
 
-        Raises ValueMismatchError if the rows of all epochs exceed the limit of a
-        sequence.
+        Raises ValueMismatchError if the rows of all epochs take more bytes than a
+        sequence may.
         """
         epochs, limit = self.arrangement.epochs, read_limits.limits()
         if epochs == 1 or not num_kept:
@@ -237,7 +242,7 @@ class ArrangedSource(ClientSource):
     def _order(
         self, client: Hashable, count: int, kept: NDArray[np.int64], epochs: int
     ) -> NDArray[np.int64] | None:
-        """Return indices of rows, or None for all rows in their order."""
+        """Return the row indices of all epochs, or None if they change nothing."""
         if self.arrangement.shuffles:
             return np.concatenate(
                 [
@@ -255,9 +260,9 @@ class ArrangedSource(ClientSource):
         return np.random.default_rng(drawn).permutation(count)
 
     def _batches(self, length: int, epochs: int) -> tuple[NDArray[np.int64], Any]:
-        """Return the bounds of batches, and a mask of rows, or None for all rows.
+        """Return the bounds of batches, i64[batches + 1], and a mask of rows to keep.
 
-        The rows of a batch are from one epoch.
+        The mask is None if all rows are kept. All rows of a batch are from one epoch.
         """
         declared = self.arrangement
         size, rows = declared.batch_size or 1, length // epochs

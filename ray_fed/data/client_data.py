@@ -1,6 +1,6 @@
-"""`ClientData`: references to clients with their ids, and how their rows are arranged.
+"""`ClientData`: where clients' data is, by id, and how rows become batches.
 
-Each worker reads the clients that it needs, and keeps them while they fit.
+Workers read this data, not the user's process. See the class.
 """
 
 import dataclasses
@@ -83,30 +83,30 @@ class TableFacts:
 
 
 COPY_BYTES = 4 * 2**30
-"""Default of `copy_bytes`."""
+"""Default of `TableOptions.copy_bytes`."""
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A file, a folder or a glob pattern, or several; paths, or URIs of fsspec."""
+"""A file, a folder or a glob pattern, as a path or fsspec URI, or a list of these."""
 
 
 class TableOptions(TypedDict, total=False):
-    """Options of tables in files.
+    """Options of `ClientData.from_parquet`, `from_csv`, `from_json` and `from_arrow`.
 
     Attributes:
         y: The labels, in the same forms as `x`. None, the default, means no labels.
         batch_size: Number of rows in a batch. None, the default, makes each row an
             element.
-        dtypes: The dtype to cast a column to, by name. Other columns are not cast.
+        dtypes: Dtypes to cast columns to, by column. Other columns are not cast.
         missing: How to treat rows with a null or NaN. "refuse", the default, raises an
             error that names the column and the client. "drop" leaves the rows out.
             "keep" lets NaN through.
-        copy_bytes: Largest sorted copy of the rows on the disk of a machine, 4 GiB by
-            default. 0 makes no copy.
-        id_type: `str` reads ids as text, so `007` and `7` are two clients. `int` reads
-            whole numbers, so they are one client. None, the default, takes the type of
-            the column. Ids in CSV files and in names of folders are then whole numbers
-            if all of them look like it, and two texts that are one whole number are an
-            error.
+        copy_bytes: Largest size of the sorted copy of the rows that each machine keeps
+            on disk, 4 GiB by default. With 0, no copy is made.
+        id_type: How ids are read. `str` reads text, so `007` and `7` are two clients.
+            `int` reads whole numbers, so `007` and `7` are one client. None, the
+            default, uses the type of the column. Ids in CSV files and in names of
+            folders have no type: they are whole numbers if all ids look like whole
+            numbers. If both `007` and `7` occur, this is an error.
     """
 
     y: ColumnNames | None
@@ -124,19 +124,19 @@ class ClientData(ClientRun):
         data = ClientData.from_function(ids, read_file, dataset_type)
         state = training.next(state, data.select(["anna", "bert"]))
 
-    One of the `from_` functions makes it. It is a sequence of `ClientReference`s. Pass
-    it, a slice, a selection, or a list of its elements wherever a value placed at
-    clients is expected. This process reads nothing then. Each worker reads the clients
-    that it is given, and keeps them between rounds, up to
-    `Config.workers.client_bytes`.
+    Create a `ClientData` with one of its `from_` methods. It is a sequence of
+    `ClientReference`s. Pass it where a computation takes a value placed at clients. You
+    can also pass a slice, a selection, or a list of elements. The process that passes
+    them reads no data. Each worker reads the clients whose work it does, and keeps
+    their data for later rounds in up to `Config.workers.client_bytes` of memory.
 
     If clients have sequences of rows, workers apply `take`, `shuffle`, `epochs` and
     `batch` in this order, whatever the order of the calls.
 
     Attributes:
         ids: One id for each client, in order.
-        table: Facts about the table that has the clients' rows, or None if they do not
-            come from a table. Without a table, weights do not count rows.
+        table: Facts about the table that has the clients' rows. None if clients do not
+            come from a table. Then `weights` may count something other than rows.
     """
 
     table: TableFacts | None = None
@@ -203,10 +203,10 @@ class ClientData(ClientRun):
     def select(self, ids: Iterable[Any]) -> Self:
         """Return the clients with these ids, in this order. An id may occur twice.
 
-        `data[id]` is one client, but a whole number there is a position.
+        For one client, use `data[id]`. There, a whole number is a position, not an id.
 
         Raises:
-            ConfigError: No client has an id, or `ids` is a single id.
+            ConfigError: An id belongs to no client, or `ids` is one string.
         """
         if isinstance(ids, str | bytes):
             raise errors.ConfigError(
@@ -220,7 +220,7 @@ class ClientData(ClientRun):
         """Read the data of a client in this process, to look at it.
 
         Args:
-            client: Id of the client, or its position, as for `data[client]`.
+            client: Id of the client. A whole number is the client's position instead.
 
         Returns:
             NumPy values in Python containers. A sequence is a list of its elements. The
@@ -228,22 +228,22 @@ class ClientData(ClientRun):
 
         Raises:
             ConfigError: No client has the id.
-            ValueMismatchError: The data is not of the client's type.
-            ComputationError: The function that reads the data raised.
+            ValueMismatchError: The data does not have the client's type.
+            ComputationError: The function that reads the data raised an error.
         """
         plain = plain_values.copy_plain(self[client].read())
         return plain_values.from_plain(plain, self.type_signature)
 
     @tracebacks.shorten
     def describe(self) -> dict[str, Any]:
-        """Return facts that decide the elements of clients, without reading any.
+        """Return facts about the clients' data, without reading the data.
 
-        A run that resumes compares them.
+        A resumed run compares them with the saved facts, to notice other data.
 
         Returns:
-            JSON values by name: the arrangement of rows, the columns of a table, a hash
-            of the functions passed to `map`, and a hash of the clients' numbers of
-            rows, or of the sizes of their batches if these are known.
+            JSON values by name: steps such as `take` and `batch`, the columns of a
+            table, hashes of the functions passed to `map`, and a hash of the clients'
+            numbers of rows. For values in memory, the hash includes batch sizes.
         """
         base, _, arrangement = self._base()
         counts = None if self.table is None else self._row_weights()
@@ -273,8 +273,8 @@ class ClientData(ClientRun):
     def filter(self, *, min_rows: int) -> Self:
         """Return the clients that have at least `min_rows` rows.
 
-        Rows are counted after `take` and `hold_out_rows`, in one epoch. In tables in
-        files, rows that `missing="drop"` leaves out are counted, too.
+        Rows are counted after `hold_out_rows` and `take`, in one epoch. For tables in
+        files, the count includes rows that `missing="drop"` leaves out later.
 
         Raises:
             ConfigError: `min_rows` is below 0, or the numbers of rows are not known.
@@ -283,20 +283,19 @@ class ClientData(ClientRun):
         rows = self._row_weights()
         if rows is None:
             raise errors.ConfigError(
-                "Expected clients whose numbers of rows are known, to filter, found"
-                " none: pass them as `weights`."
+                "Expected clients whose numbers of rows are known, as `filter` needs,"
+                " found unknown numbers: pass them as `weights`."
             )
         left = dataclasses.replace(self._rows()[2], epochs=1).weigh(rows)
         return self.pick(np.flatnonzero(left >= min_rows).tolist())
 
     @tracebacks.shorten
     def concat(self, *others: "ClientData") -> Self:
-        """Return these clients, followed by the clients of others.
+        """Return these clients, followed by the clients of `others`.
 
         Raises:
-            ConfigError: Two clients have one id.
-            ValueMismatchError: The types of clients differ, or the arrangements of
-                their rows.
+            ConfigError: Two clients have the same id.
+            ValueMismatchError: Types of clients differ, or steps such as `batch` do.
         """
         parts = [self, *others]
         bases = [part._base() for part in parts]  # noqa: SLF001 (of this class)
@@ -309,8 +308,9 @@ class ClientData(ClientRun):
         _, member, arrangement = bases[0]
         if any(other != arrangement for _, _, other in bases):
             raise errors.ValueMismatchError(
-                "Expected clients whose rows are arranged in one way, found several:"
-                " call `take`, `shuffle`, `epochs` and `batch` of what `concat` gives."
+                "Expected clients with the same `take`, `shuffle`, `epochs` and"
+                " `batch`, found different ones: call these methods on the result of"
+                " `concat`."
             )
         ids = [client for part in parts for client in part.ids]
         counts = [part._row_weights() for part in parts]  # noqa: SLF001 (of this class)
@@ -328,7 +328,7 @@ class ClientData(ClientRun):
         return made._over(source, member.element, arrangement)  # noqa: SLF001
 
     def _base(self) -> tuple[ClientSource, fl.Type, Arrangement]:
-        """Return the source of the values, the type of one, and the arrangement."""
+        """Return the unarranged source, the type of its values, and the arrangement."""
         source = self.source
         if isinstance(source, ArrangedSource):
             return source.rows, fl.SequenceType(source.row), source.arrangement
@@ -336,9 +336,9 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def take(self, count: int) -> Self:
-        """Return the clients with their first `count` rows at most.
+        """Return the clients with at most their first `count` rows.
 
-        A second `take` applies to the rows that the first one left.
+        If `take` is called twice, the smaller count applies.
 
         Raises:
             ConfigError: `count` is below 1.
@@ -356,7 +356,7 @@ class ClientData(ClientRun):
         client's id and the epoch. It does not depend on the worker or the attempt.
 
         Args:
-            seed: Seed of the order, >= 0. None takes the seed of the configuration.
+            seed: Seed of the order, >= 0. If None, the seed of `Config` is used.
 
         Raises:
             ConfigError: The seed is not a whole number of at least 0.
@@ -376,15 +376,15 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def batch(self, size: int | None, *, drop_remainder: bool = False) -> Self:
-        """Return the clients with batches of rows. The last of an epoch may be smaller.
+        """Return the clients with their rows grouped into batches.
 
         Args:
             size: Number of rows in a batch, >= 1. None makes each row an element.
-            drop_remainder: Whether to leave out the smaller batch.
+            drop_remainder: Whether to leave out an epoch's last batch if it is smaller.
 
         Raises:
             ConfigError: The size is below 1.
-            ValueMismatchError: Rows cannot be batched.
+            ValueMismatchError: Rows have a type that cannot be batched.
         """
         return self._arranged(batch_size=size, drop_remainder=drop_remainder)
 
@@ -396,11 +396,12 @@ class ClientData(ClientRun):
         traced now, and again on each worker: do not write to arrays that it uses.
 
         Args:
-            function: Takes a row, in the containers of its type, and returns a row.
+            function: Function from a row to a new row. Rows are tensors, in the
+                containers of the row's type, such as dictionaries.
 
         Raises:
             ConfigError: `function` cannot be called.
-            ValueMismatchError: A shape in a row is not known, before or after.
+            ValueMismatchError: A tensor of a row, or of a new row, has unknown sizes.
             UnsupportedError: The function draws random numbers.
         """
         check_callable(function, "function")
@@ -417,16 +418,16 @@ class ClientData(ClientRun):
     def hold_out_rows(
         self, fraction: float, seed: int = 0, *, last: bool = False
     ) -> tuple[Self, Self]:
-        """Return the clients with most of their rows, and with the rows held out.
+        """Return the clients twice: with the rows that stay, and with held-out rows.
 
-        A second call applies to the rows that the first one left.
+        If you call this again on one of the results, it divides the rows of the result.
 
         Args:
             fraction: Fraction of each client's rows to hold out, above 0 and below 1.
                 The number is rounded, so a client with few rows may hold out none.
-            seed: Seed that draws the rows, >= 0.
-            last: Whether to hold out the last rows instead of random ones. In a table
-                that is sorted by time, these are the latest.
+            seed: Seed of the random choice of rows, >= 0.
+            last: Whether to hold out the last rows instead of random rows. In a table
+                that is sorted by time, the last rows are the latest.
 
         Raises:
             ConfigError: An argument is out of its range.
@@ -444,12 +445,12 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def hold_out_clients(self, fraction: float, seed: int = 0) -> tuple[Self, Self]:
-        """Return most of the clients, and those held out, each in order.
+        """Return the clients that stay, and the held-out clients, each in order.
 
         Args:
             fraction: Fraction of the clients to hold out, above 0 and below 1. The
-                number is rounded. It is at least one client, and never all.
-            seed: Seed that draws the clients, >= 0.
+                number is rounded. At least one client is held out, and one stays.
+            seed: Seed of the random choice of clients, >= 0.
 
         Raises:
             ConfigError: An argument is out of its range, or there is only one client.
@@ -471,10 +472,10 @@ class ClientData(ClientRun):
 
     @tracebacks.shorten
     def pick(self, indices: Sequence[int]) -> Self:
-        """Return the clients at some positions, in this order.
+        """Return the clients at the positions `indices`, in this order.
 
         Raises:
-            ConfigError: A position is not a whole number, or has no client.
+            ConfigError: An index is not a whole number, or is out of range.
         """
         taken = np.asarray(indices)
         is_whole = taken.dtype.kind in "iu" or not taken.size
@@ -498,8 +499,8 @@ class ClientData(ClientRun):
         base, member, arrangement = self._base()
         if not isinstance(member, fl.SequenceType):
             raise errors.UnsupportedError(
-                "Expected clients that have a sequence of rows each, to arrange, found"
-                f" that each has a value of `{member}`."
+                "Expected clients that have a sequence of rows each, found that each"
+                f" client has a value of type `{member}`."
             )
         return base, member.element, arrangement
 
@@ -542,21 +543,21 @@ class ClientData(ClientRun):
         type_spec: Any,
         weights: Sequence[float] | None = None,
     ) -> Self:
-        """Return clients from values in memory. They are checked now, and sent once.
+        """Return clients from values in memory, which are checked now and sent once.
 
         Arrays are copied unless they are read-only, so later writes to them do not
         change the clients.
 
         Args:
-            clients: The value of each client, by id, or a sequence of values, whose ids
-                are their indices.
+            clients: Values of the clients by id, or a sequence of values. In a
+                sequence, the index of a value is the client's id.
             type_spec: Type of one client's value.
-            weights: Cost of each client's work, finite, >= 0. None takes the number of
-                elements in its sequences.
+            weights: Costs of the clients' work, in order, finite, >= 0. If None, the
+                numbers of rows in clients' sequences are used.
 
         Raises:
-            ValueMismatchError: A value is not of the type, or an iterable has more than
-                `data.sequence_bytes` of the installed context.
+            ValueMismatchError: A value does not have the type, or an iterable takes
+                more bytes than `Config.data.sequence_bytes`.
             ConfigError: The number of weights is not the number of clients, a weight is
                 negative or not finite, or ids cannot be hashed or are not distinct.
         """
@@ -593,18 +594,19 @@ class ClientData(ClientRun):
 
         Args:
             ids: Ids of the clients, in order.
-            load: Takes an id, and returns the client's value. It must return the same
-                each time, because it is called again after a failure, or if a worker
-                dropped the value. It is pickled when it is sent to workers: do not
-                write to arrays that it uses.
-            type_spec: Type of what `load` returns.
-            weights: Cost of each client's work, finite, >= 0; None if it is not known.
+            load: Function from a client's id to its value. It must return the same
+                value each time, because a worker calls it again after a failure or
+                after it dropped the value. The function is pickled when it is sent to
+                workers: do not write to arrays that it uses.
+            type_spec: Type of the values that `load` returns.
+            weights: Costs of the clients' work, in order, finite, >= 0. None if they
+                are not known.
 
         Raises:
             ConfigError: The number of weights is not the number of clients, a weight is
                 negative or not finite, ids cannot be hashed or are not distinct, or
                 `load` cannot be called.
-            ValueMismatchError: Clients cannot have values of the type.
+            ValueMismatchError: `type_spec` is not a type of clients' values.
         """
         ids, member = read_ids(ids), read_member_type(type_spec)
         check_callable(load, "load")
@@ -622,30 +624,31 @@ class ClientData(ClientRun):
     ) -> Self:
         """Return the clients of a table in Parquet files.
 
-        The column of ids is read now. The first worker of a machine that needs a client
-        sorts all rows by client, once, into an Arrow file in its temporary folder. All
-        processes of the machine share the file, and read a client's rows there. A table
-        of more than `copy_bytes` is not sorted. The row groups that contain a client's
-        rows are read instead, which is fast if the table is sorted by client and a row
-        group has few clients.
+        The column of ids is read now. On each machine, the first worker that needs a
+        client sorts all rows by client, once, into an Arrow file in the temporary
+        folder. All processes of the machine read clients' rows from this file. A table
+        of more than `copy_bytes` is not sorted. Workers then read the row groups that
+        contain a client's rows. This is fast if the table is sorted by client and each
+        row group has few clients.
 
         Args:
-            path: A file, a folder or a glob pattern, or several; paths, or URIs of
-                fsspec. Folders with names such as `client=anna` (hive) are a column.
-            client: The column of ids, whole numbers or strings.
-            x: The inputs: a column, a list of columns of one dtype, which are stacked,
-                or a dictionary of these for named inputs.
+            path: A file, a folder or a glob pattern, or a list of these. Each is a path
+                or an fsspec URI. A folder named `client=anna` (Hive partitioning) adds
+                a column `client` with the value `anna`.
+            client: Name of the column of ids, which are whole numbers or strings.
+            x: Columns of the inputs: a name, a list of names whose columns are stacked
+                and have one dtype, or a dictionary of these for named inputs.
             **options: `y`, `batch_size`, `dtypes`, `missing`, `copy_bytes` and
-                `id_type`; see `TableOptions`.
+                `id_type`. See `TableOptions`.
 
         Returns:
-            Clients in the order of their ids, with sequences of `<x=..., y=...>`.
+            Clients in the order of their ids. Rows have the type `<x=..., y=...>`.
 
         Raises:
-            MissingFileError: There is no file, or it may not be read.
+            MissingFileError: There is no file, or it cannot be read.
             ConfigError: A column is missing, or an argument is out of its range.
-            ValueMismatchError: No tensor holds the values of a column, the type of a
-                column changes between files, or a row has no id.
+            ValueMismatchError: A column has values that no tensor can hold, its type
+                changes between files, or a row has no id.
         """
         return cls._from_files(ParquetFormat(), path, client=client, x=x, **options)
 
@@ -659,25 +662,25 @@ class ClientData(ClientRun):
         x: ColumnNames,
         **options: Unpack[TableOptions],
     ) -> Self:
-        """Return the clients of a table in CSV files with names in the first line.
+        """Return the clients of a table in CSV files whose first line names columns.
 
-        It works like `from_parquet`, with two differences. The first MiB of the first
-        file decides the types of columns: whole numbers, floats, booleans, times and
+        This works like `from_parquet`, with two differences. The first MiB of the first
+        file decides the types of columns: whole numbers, floats, booleans, times or
         strings. A table of more than `copy_bytes` is an error. Files may be compressed
-        by gzip, bzip2, zstd or lz4. They are decompressed into the temporary folder
-        whenever they are read.
+        by gzip, bzip2, zstd or lz4. Each read decompresses them into the temporary
+        folder.
 
         Args:
-            path: As for `from_parquet`.
-            client: The column of ids, whole numbers or strings.
-            x: The inputs.
-            **options: As for `from_parquet`.
+            path: Files, as in `from_parquet`.
+            client: Name of the column of ids, which are whole numbers or strings.
+            x: Columns of the inputs, as in `from_parquet`.
+            **options: Options, as in `from_parquet`.
 
         Raises:
-            MissingFileError: There is no file, or it may not be read.
+            MissingFileError: There is no file, or it cannot be read.
             ConfigError: A column is missing, or an argument is out of its range.
-            ValueMismatchError: No tensor holds the values of a column, or a row has no
-                id.
+            ValueMismatchError: A column has values that no tensor can hold, or a row
+                has no id.
         """
         return cls._from_files(TextFormat("csv"), path, client=client, x=x, **options)
 
@@ -693,7 +696,7 @@ class ClientData(ClientRun):
     ) -> Self:
         """Return the clients of a table in files with a JSON object on each line.
 
-        See `from_csv`.
+        The arguments, compression and errors are as in `from_csv`.
         """
         return cls._from_files(TextFormat("json"), path, client=client, x=x, **options)
 
@@ -709,7 +712,8 @@ class ClientData(ClientRun):
     ) -> Self:
         """Return the clients of a table in Arrow (or Feather) files.
 
-        See `from_parquet`. A table of more than `copy_bytes` is an error.
+        This works like `from_parquet`, but a table of more than `copy_bytes` is an
+        error.
         """
         return cls._from_files(ArrowFormat(), path, client=client, x=x, **options)
 
@@ -792,22 +796,22 @@ class ClientData(ClientRun):
         missing: Missing = "refuse",
         id_type: type[Any] | None = None,
     ) -> Self:
-        """Return the clients of a table in memory. Their rows are sent once.
+        """Return the clients of a table in memory, whose rows are sent once.
 
         The columns in `client`, `x` and `y` are copied, so later writes to the table do
         not change the clients. See `from_parquet` and `TableOptions` for the arguments.
 
         Args:
-            table: A `pyarrow.Table`, a `pandas.DataFrame`, or columns by name. Lists
-                that all have one length in a DataFrame or a dictionary have that shape.
-            client: The column of ids.
-            x: The inputs.
-            y: The labels.
+            table: A `pyarrow.Table`, a `pandas.DataFrame`, or a dictionary of columns.
+                In the last two, lists of the same length in all rows become vectors.
+            client: Name of the column of ids.
+            x: Columns of the inputs.
+            y: Columns of the labels, or None without labels.
             batch_size: Number of rows in a batch.
-            dtypes: The dtype to cast a column to, by name.
+            dtypes: Dtypes to cast columns to, by column.
             missing: How to treat rows with a null or NaN.
-            id_type: `str` reads ids as text, and `int` as whole numbers. None, the
-                default, takes the type of the column.
+            id_type: How ids are read: `str` as text, `int` as whole numbers. None uses
+                the type of the column.
 
         Raises:
             ConfigError: A column is missing, or an argument is out of its range.
@@ -836,23 +840,23 @@ class ClientData(ClientRun):
         """Return the clients of a Ray dataset, which Ray sorts by client once.
 
         The sorted columns stay in the object store as long as this object lives. The
-        rows of a client have no particular order. Ray needs a CPU that no worker has to
-        read and sort the dataset. See `from_table` for the arguments.
+        rows of a client have no particular order. To read and sort the dataset, Ray
+        needs a CPU that no worker occupies. See `from_table` for the arguments.
 
         Args:
             dataset: A `ray.data.Dataset`.
-            client: The column of ids.
-            x: The inputs.
-            y: The labels.
+            client: Name of the column of ids.
+            x: Columns of the inputs.
+            y: Columns of the labels, or None without labels.
             batch_size: Number of rows in a batch.
-            dtypes: The dtype to cast a column to, by name.
+            dtypes: Dtypes to cast columns to, by column.
             missing: How to treat rows with a null or NaN.
-            id_type: How to read ids.
+            id_type: How ids are read.
 
         Raises:
             ConfigError: A column is missing, or an argument is out of its range.
-            ValueMismatchError: No tensor holds the values of a column.
-            ResourceError: Workers have all CPUs.
+            ValueMismatchError: A column has values that no tensor can hold.
+            ResourceError: Workers occupy all CPUs.
         """
         from ray_fed.cluster.datasets import DatasetBlocks
 
@@ -878,14 +882,14 @@ class ClientData(ClientRun):
 
         Args:
             path: Path of the decompressed file. Every worker opens it.
-            features: The type of each feature in a `tf.train.Example`, by name: int64,
+            features: Types of the features in a `tf.train.Example`, by name: int64,
                 float32 or strings.
-            split: Name of a split, such as "train". None takes all splits.
+            split: Name of a split, such as "train". None reads all splits.
             batch_size: Number of rows in a batch. None makes each example an element.
 
         Returns:
-            Clients in the order of their ids, with sequences of dictionaries of
-            features. `map` can make inputs and labels of them.
+            Clients in the order of their ids. Each row is a dictionary of features. Use
+            `map` to turn rows into inputs and labels.
 
         Raises:
             MissingFileError: There is no file.

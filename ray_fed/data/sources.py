@@ -1,4 +1,4 @@
-"""Sources of clients' data: a function, a table, an SQLite file, mapped rows."""
+"""Sources of clients' data, from which a worker reads one client at a time."""
 
 import itertools
 import threading
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class FunctionSource(ClientSource):
-    """Values that a function returns, one for each client, in any process.
+    """A source that calls the user's function `load` for the value of a client.
 
-    `load` takes an id and returns the client's value, the same each time.
+    `load` takes a client's id and returns the same value each time, in any process.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class FunctionSource(ClientSource):
 def _failure(
     client: object, raising: str, error: BaseException
 ) -> errors.ComputationError:
-    """Return an error of a user's code, including `sys.exit`, as a client's failure.
+    """Return the ComputationError for an error in user code, including `sys.exit`.
 
-    On the main thread, a KeyboardInterrupt is raised again: the user pressed Ctrl-C.
+    A KeyboardInterrupt on the main thread is raised again: the user pressed Ctrl-C.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if isinstance(error, KeyboardInterrupt) and is_main:
@@ -98,7 +98,7 @@ def _failure(
 
 
 class MappedSource(ClientSource):
-    """Rows of another source with a function applied to each."""
+    """A source that applies the function of `ClientData.map` to each row of `base`."""
 
     def __init__(
         self, base: ClientSource, ids: Sequence[Hashable], row_map: "RowMap"
@@ -137,7 +137,7 @@ class MappedSource(ClientSource):
 
 
 class TableSource(ClientSource):
-    """The clients of a table whose rows can be read by number."""
+    """A source that reads a client's rows from a table by their row numbers."""
 
     def __init__(self, rows: TableRows, features: Features, index: ClientIndex) -> None:
         self.token = uuid.uuid4().hex
@@ -163,8 +163,8 @@ def hold_clients(
 ) -> tuple[Sequence[Any], NDArray[np.int64], list[Plain]]:
     """Return ids, numbers of rows and values of the clients of a table in memory.
 
-    Values are slices of columns that contain all clients. `client` is the column of
-    ids. Raises ValueMismatchError, with column and client, if a cell does not fit.
+    `client` names the column of ids. Values share no memory with the table. Raises
+    ValueMismatchError, which names column and client, if a cell does not fit.
     """
     chunks = table.column(client).chunks
     index = index_clients(chunks, client, TABLE).with_order(chunks)
@@ -206,7 +206,7 @@ def _slice(column: Column, start: int, stop: int) -> Column:
 
 
 def join(parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> ClientSource:
-    """Return a source of some clients of several sources, given by their positions."""
+    """Return one source of the clients at the given positions of several sources."""
     held = [source for source, _ in parts if isinstance(source, HeldSource)]
     if len(held) < len(parts):
         return JoinedSource(parts)
@@ -216,7 +216,7 @@ def join(parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> ClientSourc
 
 
 class JoinedSource(ClientSource):
-    """Clients of several sources; see `join`."""
+    """A source of clients from several sources, which need not be in memory."""
 
     def __init__(self, parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> None:
         self.token = uuid.uuid4().hex
@@ -250,7 +250,7 @@ class JoinedSource(ClientSource):
 
 
 class SqliteSource(ClientSource):
-    """The clients of an SQLite file. Examples are parsed on the worker."""
+    """A source of the clients of an SQLite file, whose examples each worker parses."""
 
     def __init__(self, rows: SqliteRows, features: Mapping[str, Any]) -> None:
         from ray_fed.tensorflow import external_data

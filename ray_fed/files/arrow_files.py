@@ -1,4 +1,4 @@
-"""Arrow (IPC, Feather) files: their record batches, in pieces of bounded size.
+"""Reads record batches of Arrow (IPC, Feather) files in pieces of bounded size.
 
 pyarrow reads a whole record batch, however large it is. So a large batch is copied to
 the temporary folder first, decompressed step by step. The copy is mapped into memory
@@ -49,7 +49,7 @@ class _Metadata:
         return struct.unpack_from(layout, self.content, place)[0]
 
     def _entry(self, table: int, field: int) -> int:
-        """Return the position of a field's entry in the vtable, or 0 without one."""
+        """Return the position of a field's entry in the vtable, or 0 if it is unset."""
         fields = table - self._read("<i", table)
         entry = 4 + 2 * field
         return fields + entry if entry < self._read("<H", fields) else 0
@@ -78,7 +78,7 @@ class _Metadata:
 
     @property
     def buffers(self) -> list[tuple[int, int, int]]:
-        """For each buffer of a batch: position in the metadata, offset and size."""
+        """Each buffer's position in the metadata, its offset in the body, and size."""
         start = self._follow(self.batch, 2)
         places = (start + 4 + 16 * i for i in range(self._read("<I", start)))
         return [
@@ -172,7 +172,7 @@ def _measure(file: Any) -> list[tuple[_Message, int]]:
 
 
 def _map_pieces(path: str, options: Any, wanted: Wanted) -> Iterator[Any]:
-    """Yield the batch in a stream in pieces. It is mapped again for each piece."""
+    """Yield pieces of the batch in the file `path`, mapped again for each piece."""
     start, count, num_rows = 0, 0, 1
     while start < num_rows:
         stream = pyarrow.ipc.open_stream(pyarrow.memory_map(path), options=options)
@@ -266,7 +266,7 @@ def _copy(file: Any, start: int, size: int, copy: IO[bytes]) -> None:
 
 
 class _Part:
-    """Some bytes of a file, as a file."""
+    """A range of bytes in a file, with the methods of a file."""
 
     closed = False
 

@@ -1,4 +1,4 @@
-"""Types of arrow, and the NumPy dtype and shape of a column's cells."""
+"""Which NumPy dtype and shape the cells of a column have, by its Arrow type."""
 
 from typing import Any
 
@@ -11,9 +11,10 @@ from ray_fed.values.columnar_sequence import Dims
 
 
 def decoded(array: Any) -> Any:
-    """Return an array, or chunks, with values in place of indices of a dictionary.
+    """Return an Arrow array without dictionary encoding, views or fixed-size bytes.
 
     A dictionary may have values that no row has, such as a null, or one value twice.
+    Raises ConfigError for categories that are neither text nor numbers.
     """
     wanted = value_type(array.type)
     if wanted == array.type:
@@ -28,7 +29,7 @@ def decoded(array: Any) -> Any:
 
 
 def decoded_table(table: Any) -> Any:
-    """Return a table with `decoded` columns."""
+    """Return an Arrow table with all columns converted by `decoded`."""
     for index, field in enumerate(table.schema):
         if value_type(field.type) != field.type:
             column = decoded(table.column(index))
@@ -37,7 +38,7 @@ def decoded_table(table: Any) -> Any:
 
 
 def value_type(arrow_type: Any) -> Any:
-    """Return the arrow type that `decoded` gives the values of a column."""
+    """Return the Arrow type that an array of `arrow_type` has after `decoded`."""
     if pyarrow.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
     if pyarrow.types.is_string_view(arrow_type):
@@ -50,7 +51,7 @@ def value_type(arrow_type: Any) -> Any:
 
 
 def cell_of(arrow_type: Any) -> tuple[Any, Dims]:
-    """Return the arrow type of the values of a column's cells, and the cells' shape."""
+    """Return the Arrow type of the values in a column's cells, and a cell's shape."""
     arrow_type = value_type(arrow_type)
     shape: list[int] = []
     if hasattr(arrow_type, "shape") and hasattr(arrow_type, "storage_type"):
@@ -78,7 +79,7 @@ def is_list(arrow_type: Any) -> bool:
 
 
 def is_text(arrow_type: Any) -> bool:
-    """Return whether values are strings or bytes."""
+    """Return whether values of an Arrow type are strings or bytes."""
     return (
         pyarrow.types.is_string(arrow_type)
         or pyarrow.types.is_large_string(arrow_type)
@@ -88,7 +89,7 @@ def is_text(arrow_type: Any) -> bool:
 
 
 def dtype_of(arrow_type: Any) -> np.dtype[Any] | None:
-    """Return the dtype of values, object for strings, or None if no tensor has it."""
+    """Return the dtype for an Arrow type: object for strings, None if no dtype fits."""
     if pyarrow.types.is_integer(arrow_type) or pyarrow.types.is_floating(arrow_type):
         return np.dtype(arrow_type.to_pandas_dtype())
     if pyarrow.types.is_boolean(arrow_type):
@@ -97,7 +98,7 @@ def dtype_of(arrow_type: Any) -> np.dtype[Any] | None:
 
 
 def to_numpy(array: Any) -> NDArray[Any]:
-    """Return the values of an array. Strings become objects of bytes."""
+    """Convert an Arrow array to NumPy. Strings become an object array of bytes."""
     if not is_text(array.type):
         return array.to_numpy(zero_copy_only=False)
     values = np.empty(len(array), object)
@@ -106,7 +107,7 @@ def to_numpy(array: Any) -> NDArray[Any]:
 
 
 def is_castable(arrow_type: Any) -> bool:
-    """Return whether a cast makes numbers of values that no tensor can hold."""
+    """Return whether a type that no tensor can hold can be cast to numbers."""
     return (
         pyarrow.types.is_decimal(arrow_type)
         or pyarrow.types.is_null(arrow_type)
@@ -118,7 +119,7 @@ def is_castable(arrow_type: Any) -> bool:
 
 
 def describe_cast(name: str, arrow_type: Any) -> str:
-    """Return advice on a column whose values no tensor can hold."""
+    """Return what a user can do about a column whose values no tensor can hold."""
     if pyarrow.types.is_decimal(arrow_type):
         return f'pass `dtypes={{"{name}": np.float64}}`, or leave the column out.'
     if pyarrow.types.is_null(arrow_type):

@@ -1,12 +1,12 @@
 """Which columns of a table are inputs and labels, and their types.
 
-    x="d"                   one column         f32[]        a row
-    x=["d", "dept"]         columns, stacked   f32[2]       a row; of one dtype
-    x={"user": "s", ...}    named inputs       <user=...>   a row
+    x="d"                   one column                         f32[] in each row
+    x=["d", "dept"]         columns of one dtype, stacked      f32[2] in each row
+    x={"user": "s", ...}    named inputs                       <user=...> in each row
 
-The federated type follows from the table's schema. A column that no tensor can hold is
-an error then, which names the column. A missing cell is an error when it is read, which
-names column and client. Cells become NumPy arrays, without a copy if possible.
+The federated type follows from the table's schema. If no tensor can hold a column, an
+error names the column at once. If a cell is missing, an error names the column and the
+client when the cell is read. Cells become NumPy arrays, without a copy if possible.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from ray_fed.imports import pyarrow
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence, Dims
 
 ColumnNames: TypeAlias = Union[str, Sequence[str], Mapping[str, "ColumnNames"]]  # noqa: UP007 (it names itself)
-"""One column, columns to stack, or named inputs of these."""
+"""A column's name, a list of columns to stack, or a dictionary of these by input."""
 
 Missing: TypeAlias = Literal["refuse", "drop", "keep"]
 """How rows with a null or a NaN are treated."""
@@ -39,7 +39,7 @@ class Leaf:
     """One tensor of a row.
 
     Attributes:
-        columns: Columns that it comes from.
+        columns: Columns of the table that the tensor is made of.
         is_stacked: Whether the columns are stacked in a new dimension.
         type_signature: Type of the tensor in one row.
         shape: Shape of one cell.
@@ -79,9 +79,9 @@ class Features:
         missing: Missing,
         table: str,
     ) -> "Features":
-        """Return how columns of a table become elements.
+        """Return the features for a user's choice of columns.
 
-        `schema` describes the columns. Raises ConfigError for an illegal value of
+        `schema` is the table's Arrow schema. Raises ConfigError for an illegal value of
         `dtypes` or `missing`, and ValueMismatchError if no tensor can hold the values
         of a column, or columns of different types are stacked.
         """
@@ -106,7 +106,7 @@ class Features:
         return cls(element, tuple(leaves), missing, table)
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts that decide the elements, as JSON by name."""
+        """Return the columns, their casts and `missing`, as JSON values by name."""
         leaves = [[list(one.columns), str(one.cast_to)] for one in self.leaves]
         return {"columns": leaves, "missing": self.missing}
 
@@ -117,7 +117,7 @@ class Features:
 
 
 def _name_columns(name: str, x: ColumnNames, y: ColumnNames | None) -> str:
-    """Return a hint for a key of `dtypes` that is an input's name, or a typo."""
+    """Return advice for a key of `dtypes` that is no column, but an input or a typo."""
     groups: dict[str, Any] = {"x": x, "y": y}
     for named in (x, y):
         groups |= named if isinstance(named, Mapping) else {}
@@ -157,7 +157,7 @@ class _Columns:
         self._table = table
 
     def type_of(self, names: ColumnNames, leaves: list[Leaf]) -> fl.Type:
-        """Return the type of a row of columns. Its tensors are added to `leaves`."""
+        """Return the type of the columns in a row, and add its tensors to `leaves`."""
         if isinstance(names, str):
             dtype, shape = self._cell(names)
             leaves.append(self._leaf((names,), dtype, shape, is_stacked=False))
@@ -237,7 +237,7 @@ class _Columns:
 
 
 def check_columns(names: Sequence[str], found: Sequence[str], table: str) -> None:
-    """Raise ConfigError unless a table has one column of each name."""
+    """Raise ConfigError unless a table has exactly one column of each name."""
     for name in names:
         if name not in found:
             raise missing_column(name, found, table)
@@ -257,7 +257,7 @@ def missing_column(name: str, found: Sequence[str], table: str) -> errors.Config
 
 
 def columns_of(names: ColumnNames | None) -> Iterator[str]:
-    """Yield the columns that a user names."""
+    """Yield all columns in a user's `x` or `y`, or raise ConfigError."""
     if isinstance(names, str):
         yield names
     elif isinstance(names, Mapping):
@@ -277,10 +277,10 @@ def _no_columns(found: object) -> errors.ConfigError:
 
 
 def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
-    """Return the rows of a client as a sequence, without a copy if possible.
+    """Convert a client's rows from Arrow to a plain value, without a copy if possible.
 
-    `table` comes from `decoded_table`. Raises ValueMismatchError for a cell that is
-    null or NaN or does not fit its dtype, or a list of another length.
+    `table` is a result of `decoded_table`. Raises ValueMismatchError, which names
+    `client`, if a cell does not fit its dtype, or is null or NaN and may not be.
     """
     if features.missing == "drop":
         table = table.filter(find_whole(table))
@@ -290,7 +290,7 @@ def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
 
 
 def find_whole(table: Any) -> NDArray[np.bool_]:
-    """Return a mask of the rows without a null or a NaN, also inside lists."""
+    """Return a mask of the rows that have no null or NaN, not even inside lists."""
     whole = np.ones(table.num_rows, np.bool_)
     for column in table.columns:
         whole &= ~_find_missing(column)
@@ -318,7 +318,7 @@ def _combined(column: Any) -> Any:
 def _find_changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask of the values that a cast changed without an error of arrow.
 
-    It makes floats beyond the range of the dtype infinite, and all but zero true.
+    Arrow casts floats beyond the dtype's range to infinity, and all but 0 to True.
     """
     match after.dtype.kind:
         case "f":
@@ -330,8 +330,6 @@ def _find_changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_
 
 
 class _Cells:
-    """Reads the tensors of one client's rows."""
-
     def __init__(self, features: Features, table: Any, client: object) -> None:
         self._features = features
         self._table = table
@@ -387,7 +385,7 @@ class _Cells:
         return values
 
     def _cast(self, name: str, array: Any, dtype: np.dtype[Any]) -> Any:
-        """Cast numbers, text of numbers, or times, which are numbers in their unit."""
+        """Cast numbers, text or times to `dtype`. Times become counts of their unit."""
         then = f"name a dtype other than {dtype}."
         if is_text(array.type):
             then = (
@@ -406,7 +404,7 @@ class _Cells:
         before = whole.to_numpy(zero_copy_only=False)
         changed = before[_find_changed(before, cast.to_numpy(zero_copy_only=False))]
         if len(changed):
-            found = f"{len(changed)} that {dtype} does not hold, such as {changed[0]}"
+            found = f"{len(changed)} that {dtype} cannot hold, such as {changed[0]}"
             raise self._mismatch(name, found, then)
         return cast
 

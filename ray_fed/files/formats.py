@@ -1,11 +1,11 @@
-"""The seam of formats of files with tables.
+"""The interface of file formats that have tables.
 
     file --look--> columns, size in memory, row groups
          --open--> --batches--> record batches of bounded size, in order
 
-The formats are in `parquet.py`, `arrow_files.py` and `text.py`. A new one needs a
-subclass of `Format`, a suffix in `tensorflow/external_data.py`, and a `from_` function
-of `ClientData`.
+The formats are in `parquet.py`, `arrow_files.py` and `text.py`. A new format needs a
+subclass of `Format`, a suffix in `tensorflow/external_data.py`, and a `from_` method of
+`ClientData`.
 """
 
 import abc
@@ -14,19 +14,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 EXPANSION = 2
-"""Estimated ratio of bytes in memory to bytes of the file, if a file has no sizes."""
+"""Estimated ratio of bytes in memory to bytes of a text file, which has no sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FileFacts:
-    """The facts about its rows that a file has, before the rows are read.
+    """Facts about a file that are known before its rows are read.
 
     Attributes:
-        schema: The columns, as a schema of arrow.
-        num_bytes: About how many bytes the columns that were asked for take in memory.
-        group_sizes: Number of rows in each row group. Empty if the format has none.
+        schema: Arrow schema of the file's columns.
+        num_bytes: Approximate bytes that the requested columns take in memory.
+        group_sizes: Number of rows in each row group. Empty if there are no row groups.
         digest: Hash of the file's footer, which has the places, sizes and statistics of
-            its rows. Empty if the format has no footer.
+            the rows. Empty if the format has no footer.
     """
 
     schema: Any
@@ -40,10 +40,10 @@ class Wanted:
     """The part of a file to read.
 
     Attributes:
-        columns: Names of the columns. Parquet takes parts of structs, with dots.
+        columns: Names of the columns. In Parquet, `a.b` is the part `b` of a struct.
         num_bytes: Largest size of a batch, unless a single row is larger.
-        schema: Types to read the columns of text by.
-        groups: Indices of the row groups to read; None reads all.
+        schema: Arrow schema with the types of a text file's columns.
+        groups: Indices of the row groups to read. None reads all.
     """
 
     columns: Sequence[str]
@@ -53,13 +53,13 @@ class Wanted:
 
 
 class Format(abc.ABC):
-    """A format of files with tables.
+    """A file format that has tables.
 
-    Files are opened to read bytes. Methods raise what pyarrow raises for damaged files.
+    Files are open for reading bytes. For damaged files, methods raise pyarrow's errors.
 
     Attributes:
         name: Name of the format in errors.
-        is_text: Whether files do not say the types of their columns.
+        is_text: Whether files are text, which does not say the types of columns.
     """
 
     name: str
@@ -67,19 +67,19 @@ class Format(abc.ABC):
 
     @abc.abstractmethod
     def look(self, file: Any, columns: Sequence[str] = ()) -> FileFacts:
-        """Return the facts that a file has about its rows. This may close the file.
+        """Return facts about a file without reading all of it. This may close the file.
 
         Args:
             file: The file.
-            columns: Columns whose size is asked for. Parts of structs have dots.
+            columns: Columns that `FileFacts.num_bytes` counts.
         """
 
     def open(self, file: Any) -> Any:
-        """Return a reader for `batches`, which owns the file. The caller closes it."""
+        """Return a reader that owns the file, for `batches`. The caller closes it."""
         return file
 
     def digest(self, opened: Any) -> bytes:
-        """Return the hash of an opened file's footer; see `FileFacts`."""
+        """Return a hash of an opened file's footer, or b"" if there is no footer."""
         del opened
         return b""
 
@@ -88,8 +88,8 @@ class Format(abc.ABC):
         """Yield columns of a file's rows, in order, as record batches.
 
         Args:
-            opened: What `open` returned.
-            wanted: What to read.
+            opened: Reader that `open` returned.
+            wanted: Part of the file to read.
         """
 
 

@@ -1,7 +1,4 @@
-"""Arrays in numpy's format, alone or in an archive: rows are read when asked for.
-
-Nothing is unpickled.
-"""
+"""Reads rows of arrays in npy files and npz archives. Nothing is unpickled."""
 
 import contextlib
 import lzma
@@ -34,30 +31,28 @@ DAMAGES = (
 """Exceptions that zipfile, NumPy and json raise for content they cannot read."""
 
 _PARSING = threading.Lock()
-"""numpy parses a header as a Python literal. Before CPython 3.11.8, all threads count
-the depth of what they parse together: two at once can end in a SystemError, where the
-garbage collector lets the other one run (github.com/python/cpython/issues/106905)."""
+"""Lets one thread at a time parse a header. NumPy parses it as a Python literal. Before
+CPython 3.11.8, threads that parse literals share a counter, which can end in a
+SystemError (github.com/python/cpython/issues/106905)."""
 
 _STEP_BYTES = 2**20
 
 
 class ArrayReader:
-    """An array in a file.
+    """An array in a file, whose rows are read when they are requested.
 
-    Rows are read on request.
-
-    The constructor raises ValueError if the file is no array of NumPy, or has another
-    size.
+    The constructor raises ValueError if the file is no NumPy array, or if it has
+    another size than its header says.
 
     Args:
-        file: A file that is opened to read bytes, at the beginning of the array. The
-            array ends with the file. It is read to the end before it is closed.
-        num_bytes: Size of the array and its header, or None if the file can tell it.
+        file: A file that is open for reading bytes, at the beginning of the array. The
+            array ends where the file ends.
+        num_bytes: Bytes of the array with its header. None to measure the file.
 
     Attributes:
-        dtype: Dtype of its elements, object if they were pickled.
-        num_bytes: Size of the elements.
-        row_bytes: Size of the elements in a row.
+        dtype: Dtype of the elements, object if they were pickled.
+        num_bytes: Bytes of all elements.
+        row_bytes: Bytes of the elements in one row.
     """
 
     def __init__(self, file: IO[bytes], num_bytes: int | None = None) -> None:
@@ -77,12 +72,12 @@ class ArrayReader:
             )
 
     def read(self) -> NDArray[Any]:
-        """Return the array, or raise ValueError for a damaged or pickled one."""
+        """Read the whole array, or raise ValueError if it is damaged or pickled."""
         (found,) = self._read_rows([math.prod(self.shape[:1])], self.shape)
         return found
 
     def read_rows(self, count: int) -> Iterator[NDArray[Any]]:
-        """Yield `count` rows at a time; see `read`."""
+        """Yield pieces of at most `count` rows, or raise the errors of `read`."""
         length = self.shape[0]
         is_across = self._is_by_columns and len(self.shape) > 1 and self.num_bytes > 0
         if is_across and length > count:
@@ -111,9 +106,9 @@ class ArrayReader:
         self._file.read(1)  # so that zipfile compares the checksum
 
     def _read_across(self, count: int) -> Iterator[NDArray[Any]]:
-        """Yield rows of an array in column-major order, which needs a read per column.
+        """Yield pieces of a column-major array, with one read for each column.
 
-        Elements of an archive are copied to disk, because it can only be read in order.
+        An array in an archive is copied to disk, because it can only be read in order.
         """
         length, width = self.shape[0], self.dtype.itemsize
         with contextlib.ExitStack() as stack:

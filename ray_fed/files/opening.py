@@ -1,4 +1,4 @@
-"""Names of files, and how files are opened.
+"""How users name files, and how files are opened.
 
     /data/a.npz        file:///data/a.parquet#label        s3://bucket/a.tfrecord
 
@@ -33,7 +33,7 @@ _OTHER_KINDS = {
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file to read bytes, and refuse anything else.
+    """Open a regular file to read bytes, or raise OSError if it is another kind.
 
     Opening a FIFO or a device can wait forever, or have effects.
     """
@@ -58,7 +58,7 @@ def _check_regular(status: os.stat_result) -> None:
 
 
 def expand_home(path: str | os.PathLike[str]) -> str:
-    """Return a local path with `~` or `~name` replaced by the home of that user.
+    """Return a local path with `~` or `~name` replaced by the user's home folder.
 
     The name of an unknown user is not replaced.
     """
@@ -72,14 +72,14 @@ def expand_home(path: str | os.PathLike[str]) -> str:
 
 
 _COARSE_S = 2.0
-"""The coarsest resolution of file times, in seconds. FAT has it."""
+"""Coarsest resolution of file times, in seconds. The file system FAT has it."""
 
 _OPEN_PROTOCOLS = ("file", "local", "memory")
-"""Protocols that may be read without a setting."""
+"""Protocols of URIs that may be read without a setting."""
 
 
 def _protocols_of(uri: str) -> list[str]:
-    """Return the protocols of a URI, one for each part of a chain. A path has none."""
+    """Return the protocols in a URI, which `::` may chain. A path has no protocol."""
     parts, found = uri.split("::"), list[str]()
     for part in parts:
         protocol, has_protocol, _ = part.partition("://")
@@ -94,9 +94,10 @@ def _protocols_of(uri: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """A file that a computation reads.
+    """A file that a computation reads, and the column of it.
 
-    `uri` has no column. A `column` of None means the columns of the declared type.
+    `uri` is the name without the column. If `column` is None, the declared type decides
+    which columns are read.
     """
 
     uri: str
@@ -104,9 +105,9 @@ class DataFile:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Return the file and the column of a name.
+        """Parse a name such as `a.parquet#label`.
 
-        Raises UnsupportedError if files of its protocol are not allowed here.
+        Raises UnsupportedError if its protocol is not in the current `read_limits`.
         """
         uri, _, column = name.rpartition("#") if "#" in name else (name, "", "")
         legal = [*_OPEN_PROTOCOLS, *read_limits.limits().protocols]
@@ -121,13 +122,14 @@ class DataFile:
 
     @property
     def suffix(self) -> str:
-        """The end of the name that says the format, such as `.npz`."""
+        """The ending of the name that tells the format, such as `.npz`."""
         return os.path.splitext(self.uri)[1].lower()  # noqa: PTH122 (no path: a URI)
 
     def open(self) -> Any:
         """Open the file to read bytes.
 
-        Raises MissingFileError, or UnsupportedError if a package for fsspec is missing.
+        Raises MissingFileError if it cannot be opened, and UnsupportedError if fsspec
+        needs a package that is not installed.
         """
         try:
             filesystem, path = locate(self.uri)
@@ -154,8 +156,7 @@ class DataFile:
         """Return a tuple that changes with the content of a local file, or None.
 
         It is None for other protocols, for a file that cannot be opened, and for a file
-        that has just changed. Times are coarse, so it may change again at the same
-        time.
+        that changed in the last two seconds: another change may get the same time.
         """
         if not {"file", "local"}.issuperset(_protocols_of(self.uri)):
             return None
@@ -196,7 +197,7 @@ class DataFile:
 
 
 def locate(uri: str) -> tuple[Any, str]:
-    """Return the file system of fsspec for a path or a URI, and the path in it."""
+    """Return the fsspec file system of a path or URI, and the path in that system."""
     from fsspec.core import url_to_fs
 
     try:
@@ -210,7 +211,7 @@ def locate(uri: str) -> tuple[Any, str]:
 
 
 def expand_pattern(uri: str) -> list[str]:
-    """Return the files that a glob pattern matches, sorted, or else the URI itself.
+    """Return the sorted URIs that match a glob pattern, or `[uri]` without a pattern.
 
     Raises FileNotFoundError if no file matches.
     """
@@ -226,7 +227,7 @@ def expand_pattern(uri: str) -> list[str]:
 
 
 def advise(error: Exception) -> str:
-    """Return a sentence on credentials for errors about them, or "" for others."""
+    """Return advice for an error about missing credentials, or "" for other errors."""
     if "Credential" not in type(error).__name__:
         return ""
     return (

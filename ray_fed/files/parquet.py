@@ -1,4 +1,4 @@
-"""Parquet: columns are read piece by piece, and pages verified.
+"""Reads Parquet files in batches of bounded size, and verifies the pages' checksums.
 
 https://parquet.apache.org/docs/file-format/
 """
@@ -15,7 +15,7 @@ from ray_fed.files.formats import FileFacts, Format, Wanted
 from ray_fed.imports import pyarrow
 
 _BUFFER_BYTES = 2**20
-"""Bytes of a column that are read at once; fewer if there are many columns."""
+"""Bytes of a column that are read at once, unless there are many columns."""
 
 _LEAST_BUFFER_BYTES = 2**13
 
@@ -31,7 +31,7 @@ _MOST_ROWS = 2**22
 
 
 class ParquetFormat(Format):
-    """Files in Parquet."""
+    """The format of Parquet files."""
 
     name = "parquet"
 
@@ -87,10 +87,10 @@ def _open_with(file: Any, buffer_size: int, metadata: Any = None) -> Any:
 def _count_group_bytes(
     metadata: Any, columns: Sequence[str], groups: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Return how many bytes some columns of each row group take in memory.
+    """Estimate how many bytes some columns of each row group take in memory.
 
-    The size in the file says little: a column of zeros takes no bytes. Strings count as
-    they are encoded.
+    The size in the file says little, because zeros take almost no bytes there. Strings
+    count with their size before compression.
     """
     schema = metadata.schema
     indices = [

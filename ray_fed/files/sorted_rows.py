@@ -1,7 +1,7 @@
-"""A table's rows, sorted by client: once on each machine, into an Arrow file.
+"""Sorts a table's rows by client, once on each machine, into an Arrow file.
 
-    batches --------------------------------> Arrow file      rows in order of clients
-    batches --> buckets of clients --sort---> Arrow file      rows in any order
+    if rows are in client order    batches --------------------------> Arrow file
+    otherwise                      batches --> buckets on disk --sort--> Arrow file
 
     <temporary folder>/ray_fed-<user>/<token>     a record batch for each client
 
@@ -42,16 +42,16 @@ from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 from ray_fed.values.tensor_structures import storage_dtype
 
 _BUCKET_BYTES = 32 * 2**20
-"""Size of the rows that are sorted at once."""
+"""Bytes of the rows that are sorted at once, if this needs at most `_MAX_BUCKETS`."""
 
 _MAX_BUCKETS = 256
-"""Largest number of files that are open at once."""
+"""Largest number of files with buckets that are open at once."""
 
 _POSITION = "ray_fed.position"
-"""Name of the column with clients' positions in a bucket."""
+"""Name of the column in a bucket with the position of each row's client."""
 
 _FAILURE = "failure"
-"""Key of the error in the metadata of a record batch, if a client cannot be read."""
+"""Key in the metadata of a client's record batch. Its value is the client's error."""
 
 _POLL_S = 0.02
 
@@ -59,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SortedRows(ClientSource):
-    """The rows of files, sorted by client. A client's rows keep their order."""
+    """Reads clients from a sorted copy of a table. A client's rows keep their order."""
 
     def __init__(
         self, files: TableFiles, features: Features, client: str, index: ClientIndex
@@ -92,7 +92,7 @@ class SortedRows(ClientSource):
         return ColumnarSequence(columns, length)
 
     def _open(self) -> Any:
-        """Return a reader of all clients, whose file is locked while this lives."""
+        """Return a reader of the sorted copy. If there is no copy, write it first."""
         folder = _folder()
         path = folder / self.token
         while True:
@@ -109,7 +109,7 @@ class SortedRows(ClientSource):
             if clients is not None:
                 fcntl.flock(file, fcntl.LOCK_SH)
                 return clients
-            closer()  # it was removed, or its writer was killed, during the wait
+            closer()  # the file was removed, or its writer was killed, meanwhile
 
     def _write(self, path: pathlib.Path) -> None:
         started = time.monotonic()
@@ -158,7 +158,7 @@ class SortedRows(ClientSource):
     def _encode(
         self, positions: NDArray[np.int32], rows: Any
     ) -> Iterator[tuple[Any, dict[str, str] | None]]:
-        """Yield the rows of each client as a record batch of tensors, and metadata.
+        """Yield a record batch and its metadata for each client.
 
         If a cell does not fit, the metadata has the error, which is raised when the
         client is read.
@@ -224,7 +224,7 @@ class SortedRows(ClientSource):
 
 
 class _Buckets:
-    """Rows on disk in buckets. The clients of a bucket fit in memory together."""
+    """Temporary files with the rows of successive clients. Each file fits in memory."""
 
     def __init__(
         self, stack: contextlib.ExitStack, sizes: NDArray[np.int64], num_bytes: int
@@ -272,7 +272,7 @@ def _joined(parts: Sequence[tuple[Any, Any]]) -> tuple[NDArray[np.int32], Any]:
 
 
 def _to_batch(rows: ColumnarSequence) -> Any:
-    """Return rows as a record batch: bytes of numbers and arrays, or lists of them."""
+    """Convert rows to an Arrow record batch. Numbers and arrays become raw bytes."""
     arrays: list[Any] = []
     for column in rows.columns:
         values, splits = column.rows, column.splits
@@ -334,13 +334,13 @@ def _folder() -> pathlib.Path:
 
 
 def _forget(token: str) -> None:
-    """Remove a file. Processes that have it open can still read it."""
+    """Remove a sorted copy. Processes that have it open can still read it."""
     folder = pathlib.Path(tempfile.gettempdir()) / f"ray_fed-{os.getuid()}"
     (folder / token).unlink(missing_ok=True)
 
 
 def _lock(file: int) -> bool:
-    """Lock a file, and return whether no other process has a lock.
+    """Lock a file, and return whether the lock is exclusive instead of shared.
 
     Raises ClusterError if the caller no longer waits for the rows.
     """

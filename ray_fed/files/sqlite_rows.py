@@ -3,7 +3,7 @@
     examples           split_name TEXT, client_id TEXT, serialized_example_proto
     client_metadata    client_id TEXT, split_name TEXT, num_examples INTEGER
 
-As documented for `tff.simulation.datasets.SqlClientData`:
+The documentation of `tff.simulation.datasets.SqlClientData` describes the schema:
 https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/SqlClientData
 """
 
@@ -29,23 +29,24 @@ _SCHEMA = {
 _CLIENT = "client_id"
 
 _ID = "client_id COLLATE BINARY"
-"""BINARY, because a column may have a collation for which `A` and `a` are equal."""
+"""The id in queries. A column's own collation may treat `A` and `a` as equal."""
 
 _KINDS = {"INT": "INTEGER", "CHAR": "TEXT", "CLOB": "TEXT", "TEXT": "TEXT"}
 """How SQLite compares values of a column, by what the column's type contains."""
 
 
 class SqliteRows:
-    """Serialized examples by client, in one split or in all.
+    """Reads the serialized examples of a client, in one split or in all splits.
 
-    An index of the file finds a client's rows. Without an index, the ids of all rows
-    are read once. Every worker opens `path`. Raises MissingFileError,
-    ValueMismatchError for another schema, and ConfigError for a split without clients.
+    A client's rows are found by the file's index. If the file has no index, the ids of
+    all rows are read once. Every worker opens `path`. The constructor raises
+    MissingFileError, ValueMismatchError for another schema, and ConfigError for a split
+    without clients.
 
     Attributes:
         split_name: The split of the clients, or None for all splits.
         ids: Ids of the clients, in ascending order.
-        sizes: i64[clients], the file's own counts of each client's examples.
+        sizes: i64[clients], numbers of examples, as `client_metadata` says.
     """
 
     def __init__(self, path: str, split_name: str | None) -> None:
@@ -68,8 +69,8 @@ class SqliteRows:
     def read(self, position: int) -> list[bytes]:
         """Return the serialized examples of a client, in the order of the file.
 
-        Raises ValueMismatchError if an example is not bytes, or the file has another
-        number of examples than its counts say.
+        Raises ValueMismatchError if an example is not bytes, or if `examples` and
+        `client_metadata` differ in the number of examples.
         """
         with self._connect() as connection:
             if self._row_ids is None:

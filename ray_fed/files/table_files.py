@@ -1,10 +1,10 @@
-"""Tables in files: one file, several, or folders are one table.
+"""Reads one file, several files, or folders of files as one table.
 
-    files, folders --> one table (`TableFiles`) --> its batches, in order
-                                                --> row groups, in place (`RowGroups`)
+    files, folders --> `TableFiles` --> batches of all rows, in order
+                                    --> `RowGroups` --> rows by number (Parquet)
 
-A folder named `client=anna` (hive) gives all its rows to one client. Such a column is
-not read.
+All rows in a folder named `client=anna` (Hive partitioning) belong to the client
+`anna`. The column `client` comes from the name of the folder, not from the files.
 """
 
 import contextlib
@@ -44,11 +44,11 @@ _BATCH_BYTES = 16 * 2**20
 """Bytes of the rows that are in memory at a time while all rows are read."""
 
 _OPEN_FILES = 16
-"""Number of Parquet files whose footers a reader of row groups keeps."""
+"""Number of Parquet files that a `RowGroups` keeps open."""
 _CONVERSION = re.compile(
     r"CSV column #(\d+): .*conversion error to (\S+): (.*)", re.DOTALL
 )
-"""Text of arrow's error for a cell with another type than the first rows."""
+"""Arrow's error message for a CSV cell that has another type than the first rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +56,12 @@ class _File:
     """One file of a table.
 
     Attributes:
-        keys: Columns from the names of the file's folders (hive).
+        keys: Values of the columns that come from names of the file's folders.
         num_bytes: About how many bytes the columns of the table take in memory.
         group_sizes: See `FileFacts`.
         digest: See `FileFacts`.
         modified_ns: Time of the last change. None if the file system does not have it.
-        host: Name of the machine that looked at the file.
+        host: Name of the machine that read these facts.
     """
 
     path: str
@@ -82,11 +82,12 @@ class TableFiles:
 
     Args:
         uris: Files, folders and glob patterns, in one file system.
+        kind: Format of all files.
         columns: Columns that each file must have, with one type in all files.
         ids: The column of ids, and how they are read.
 
     Attributes:
-        schema: Columns of files and folders, as a schema of arrow.
+        schema: Arrow schema of the columns in files and in names of folders.
         files: The files, in the order of their paths.
     """
 
@@ -122,12 +123,12 @@ class TableFiles:
     def num_bytes(self) -> int:
         """About how many bytes the columns of all rows take in memory.
 
-        The size of compressed text is known after `index`.
+        Compressed text is counted with its compressed size until `index` reads it.
         """
         return sum(file.num_bytes for file in self.files)
 
     def _find(self, uris: Sequence[str]) -> list[Any]:
-        """Return datasets of arrow, which have the files and the types of hive keys."""
+        """Return Arrow datasets, which list files and the columns of folder names."""
         try:
             expanded = [path for uri in uris for path in opening.expand_pattern(uri)]
             located = [_locate(uri) for uri in expanded]
@@ -162,7 +163,7 @@ class TableFiles:
         )
 
     def _look_at(self, fragment: Any, filesystem: Any) -> tuple[_File, Any]:
-        """Return a file and its columns, as a schema of arrow."""
+        """Return facts about a file, and the Arrow schema of its columns."""
         path = fragment.path
         keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
         if (name := self._ids.name) in keys:
@@ -201,9 +202,9 @@ class TableFiles:
                 )
 
     def _with_text_ids(self, schema: Any) -> Any:
-        """Return a schema whose column of ids is read as text, if `id_type` asks.
+        """Return `schema` with ids as text, if `id_type` needs the text of the file.
 
-        All ids in CSV are text in the file. In JSON some are numbers.
+        Every id in a CSV file can be read as text. In JSON, some ids are numbers.
         """
         place = schema.names.index(self._ids.name)
         found = schema.field(place).type
@@ -216,7 +217,7 @@ class TableFiles:
         return schema.set(place, schema.field(place).with_type(pyarrow.string()))
 
     def _check_keys(self) -> None:
-        """Raise if the names of two folders have different ids that are one number."""
+        """Raise if ids in folder names, such as `007` and `7`, are one number."""
         if self._ids.id_type is not None or not self._is_key:
             return
         texts: dict[Any, str] = {}
@@ -228,7 +229,7 @@ class TableFiles:
 
     @contextlib.contextmanager
     def _reading(self, path: str) -> Generator[None]:
-        """Name the file in errors of arrow.
+        """Replace Arrow's errors in the `with` block by errors that name the file.
 
         A missing file raises MissingFileError. A damaged file or a cell of another type
         raises ValueMismatchError.
@@ -271,7 +272,7 @@ class TableFiles:
         )
 
     def batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Yield columns of all rows, in order, as tables of bounded size.
+        """Yield columns of all rows, in order, as Arrow tables of bounded size.
 
         Raises MissingFileError, or ValueMismatchError for a damaged or changed file.
         """
@@ -280,7 +281,7 @@ class TableFiles:
                 yield from self.read(opened, number, columns)
 
     def open(self, number: int) -> Any:
-        """Return an opened file; see `batches`.
+        """Open the file with the index `number`. It raises the errors of `batches`.
 
         The time of the last change is checked only on the machine that listed the file.
         Another machine may have a copy with another time.
@@ -308,11 +309,11 @@ class TableFiles:
         groups: Sequence[int] | None = None,
         schema: Any = None,
     ) -> Iterator[Any]:
-        """Yield columns of a file's rows, in order, as tables of bounded size.
+        """Yield columns of one file's rows, in order, as Arrow tables of bounded size.
 
         `opened` is the result of `open` for the file with the index `number`. `groups`
-        are the row groups to read, or None for all. `schema` replaces the types of the
-        table.
+        are the row groups to read, or None for all. If `schema` is set, columns are
+        read with its types instead of the types of the table.
         """
         file, columns = self.files[number], list(dict.fromkeys(columns))
         names = [name for name in columns if name not in file.keys]
@@ -334,15 +335,15 @@ class TableFiles:
                 yield table if schema is not None else self._ids.cast(table, self.label)
 
     def read_column(self, name: str) -> Iterator[Any]:
-        """Yield the arrays of one column, in order."""
+        """Yield one column of all rows as Arrow arrays, in order."""
         for rows in self.batches([name]):
             yield from rows.column(0).chunks
 
     def index(self) -> ClientIndex:
-        """Return the clients, with the number of rows of each.
+        """Read the column of ids and return the clients with their numbers of rows.
 
-        Raises ValueMismatchError if a row has no client, or if two ids that differ as
-        text are one whole number.
+        Raises ValueMismatchError if a row has no id, or if two ids that differ as text
+        are one whole number.
         """
         name, field = self._ids.name, self.schema.field(self._ids.name)
         chunks: Iterator[Any] = self.read_column(name)
@@ -366,7 +367,7 @@ class TableFiles:
 
 
 def _read_keys(path: str) -> dict[str, str]:
-    """Return the columns from the names of a file's folders (hive), as text."""
+    """Return the values, by column, in folder names such as `client=anna` of a path."""
     pairs = (folder.partition("=") for folder in path.split("/")[:-1])
     return {name: urllib.parse.unquote(text) for name, is_key, text in pairs if is_key}
 
@@ -391,16 +392,16 @@ def _discover(filesystem: Any, source: Any) -> Any:
 
 
 def changed(expected: str) -> errors.ValueMismatchError:
-    """Return the error for files that have changed since the data was named."""
+    """Return the error for files that changed after the `ClientData` was made."""
     return errors.ValueMismatchError(
-        f"Expected {expected} when the data was named, found another one (read by"
-        f" {describe_process()}): name the data again after files change, and"
-        " have the same file on every machine."
+        f"Expected {expected} when the `ClientData` was made, found a change (read by"
+        f" {describe_process()}): make it again after files change, and have the same"
+        " file on every machine."
     )
 
 
 class RowGroups(TableRows):
-    """Rows of Parquet files, read by row groups, without a sorted copy."""
+    """Reads rows of Parquet files by number, from the row groups that have them."""
 
     def __init__(self, files: TableFiles) -> None:
         self._files = files

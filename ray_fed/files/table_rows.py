@@ -1,10 +1,10 @@
 """The clients of a table, and where their rows are.
 
-    column of ids --> index_clients --> ids, ascending; sizes; whether rows are in order
-    rows by number --> TableRows.take --> Arrow
+    column of ids --> index_clients --> ClientIndex: clients' ids and numbers of rows
+    row numbers --> TableRows.take --> an Arrow table of these rows
 
-`ClientIndex` numbers rows by client: the rows of the first client come first. Its
-`order` says which row of the table each number is.
+`ClientIndex` numbers the rows by client: the first client's rows come first. Its
+`order` has the row of the table for each number.
 """
 
 import abc
@@ -34,12 +34,12 @@ from ray_fed.imports import pyarrow
 _logger = logging.getLogger(__name__)
 
 _MERGED_IDS = 2**18
-"""Number of ids, at least, that are counted before counts of chunks are added up."""
+"""Number of ids after which the counts of several chunks are added up."""
 
 
 @dataclasses.dataclass(frozen=True)
 class IdColumn:
-    """The column of clients' ids, and how ids are read.
+    """The name of the column with the clients' ids, and the type of the ids.
 
     `id_type` is `str` for text, `int` for whole numbers, and None for the column's own
     type. Another value raises ConfigError.
@@ -56,7 +56,7 @@ class IdColumn:
             )
 
     def type_of(self, arrow_type: Any) -> Any:
-        """Return the arrow type of ids, from the arrow type of the column."""
+        """Return the Arrow type of the ids if the column has the type `arrow_type`."""
         is_number = pyarrow.types.is_integer(value_type(arrow_type))
         if self.id_type is str and not is_text(value_type(arrow_type)):
             return pyarrow.string()
@@ -65,10 +65,10 @@ class IdColumn:
         return arrow_type
 
     def cast(self, table: Any, label: str) -> Any:
-        """Return a table of arrow whose column of ids has the type `id_type`.
+        """Return an Arrow table with the column of ids converted to `id_type`.
 
-        A table without the column is returned unchanged. Raises ValueMismatchError if a
-        value cannot be read as `id_type`.
+        A table without the column is returned unchanged. Raises ValueMismatchError,
+        which names the table by `label`, if an id cannot be converted.
         """
         if self.name not in table.column_names or self.id_type is None:
             return table
@@ -92,10 +92,10 @@ class IdColumn:
         return table.set_column(place, self.name, column)
 
     def key_of(self, key: Any, text: str, label: str) -> Any:
-        """Return the id in the name of a folder.
+        """Return the id in the name of a folder such as `client=007`.
 
-        `key` is the id as arrow reads it, or None, and `text` is its text. Raises
-        ValueMismatchError if `id_type` is `int` and the text is no whole number.
+        `key` is the id that Arrow reads from the name, or None. `text` is the id as
+        text. Raises ValueMismatchError if `id_type` is `int` and `text` is no number.
         """
         if self.id_type is None or key is None:
             return key
@@ -108,7 +108,7 @@ class IdColumn:
             ) from error
 
     def ambiguous(self, label: str, text: str, other: str) -> errors.ValueMismatchError:
-        """Return the error for two texts that are one whole number."""
+        """Return the error for two ids, such as `007` and `7`, that are one number."""
         return errors.ValueMismatchError(
             f"Expected one way to write each id in the column `{self.name}` of {label},"
             f" found {text!r} and {other!r}, which are one whole number: pass"
@@ -116,7 +116,7 @@ class IdColumn:
         )
 
     def check_filled(self, chunk: Any, label: str) -> Any:
-        """Return ids of a text file, or raise if one is empty."""
+        """Return `chunk`, or raise ValueMismatchError if it has an empty id."""
         if (
             is_text(chunk.type)
             and pyarrow.compute.any(pyarrow.compute.equal(chunk, "")).as_py()
@@ -141,7 +141,7 @@ def _is_number(text: str) -> bool:
 
 
 class Spellings:
-    """Texts of the ids in a CSV file that arrow reads as whole numbers.
+    """Finds ids of a CSV file that are one whole number, but differ as text.
 
     `007` and `7` are one number, but may be two clients.
     """
@@ -151,7 +151,7 @@ class Spellings:
         self._odd: Counter[tuple[int, str]] = Counter()  # rows with ids like `007`
 
     def to_numbers(self, texts: Any) -> Any:
-        """Return the numbers of some rows' ids, or raise ValueMismatchError."""
+        """Convert ids from text to numbers, or raise ValueMismatchError."""
         try:
             numbers = _trimmed(texts).cast(pyarrow.int64())
         except pyarrow.ArrowException:
@@ -175,7 +175,7 @@ class Spellings:
         )
 
     def check(self, index: "ClientIndex") -> None:
-        """Raise if two texts are one number, or warn if a text like `007` is lost."""
+        """Raise if two ids are one number. Warn if an id like `007` became a number."""
         if not self._odd:
             return
         sizes = dict(zip(index.ids, index.sizes.tolist(), strict=True))
@@ -225,14 +225,15 @@ def no_rows(table: str) -> errors.ValueMismatchError:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientIndex:
-    """The clients of a table, in the order of their ids, and their rows.
+    """The clients of a table, and where their rows are.
 
     Attributes:
-        arrow_ids: The ids as an array of arrow.
+        ids: The clients' ids, ascending.
+        arrow_ids: The ids as an Arrow array.
         sizes: i64[clients], the number of rows of each client.
         is_sorted: Whether the rows of the table are in the order of the ids.
-        order: i64[rows], indices of the first client's rows, then of the second's, and
-            so on. None if rows are sorted, or before `with_order`.
+        order: i64[rows], the row indices of the first client, then of the second
+            client, and so on. None if rows are sorted, or before `with_order`.
     """
 
     ids: Sequence[Any]
@@ -247,15 +248,15 @@ class ClientIndex:
         return np.append(0, np.cumsum(self.sizes))
 
     def positions_of(self, column: Any) -> NDArray[np.int32] | None:
-        """Return the position of each row's client, or None if an id is unknown.
+        """Return the index in `ids` of each row's client, or None if an id is unknown.
 
-        `column` is an array of arrow, `decoded`.
+        `column` has the rows' ids, as an Arrow array from `decoded`.
         """
         found = pyarrow.compute.index_in(column, value_set=self.arrow_ids)
         return None if found.null_count else found.to_numpy()
 
     def with_order(self, chunks: Iterable[Any]) -> "ClientIndex":
-        """Return this index with `order`, from the ids of all rows."""
+        """Return a copy with `order`. `chunks` have the ids of all rows, in order."""
         if self.is_sorted:
             return self
         column = pyarrow.chunked_array([decoded(chunk) for chunk in chunks])
@@ -266,11 +267,11 @@ class ClientIndex:
 
 
 def index_clients(chunks: Iterable[Any], name: str, table: str) -> ClientIndex:
-    """Return the clients of a column of ids, with the number of rows of each.
+    """Return the clients in a column of ids, with the number of rows of each.
 
-    `chunks` are arrays of arrow with the ids of successive rows. Raises
-    ValueMismatchError if there is no row, a row has no id, or ids cannot have the
-    column's type.
+    `chunks` are Arrow arrays with the ids of successive rows. Errors call the column
+    `name` and its table `table`. Raises ValueMismatchError if there is no row, a row
+    has no id, or ids are neither whole numbers nor strings.
     """
     counts: list[Any] = []
     num_rows, num_ids, most_ids = 0, 0, _MERGED_IDS
@@ -308,10 +309,10 @@ def _add_up(counts: Sequence[Any]) -> Any:
 
 
 class Opened:
-    """A holder of a value that one process opens, such as a reader of a file.
+    """A slot for a value that each process opens by itself, such as a file reader.
 
     A pickled copy is empty, so another process opens the value again. `lock` guards the
-    other attributes. `end` removes the file of this process, if it makes one.
+    other attributes. `end` removes the file that this process wrote, if there is one.
     """
 
     def __init__(self) -> None:
@@ -325,31 +326,30 @@ class Opened:
 
 
 class TableRows(abc.ABC):
-    """Rows of a table by number. Pickled copies have no open files."""
+    """A table whose rows are read by number. Pickled copies have no open files."""
 
     @abc.abstractmethod
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:
-        """Return columns of rows, in ascending order, as a table of arrow."""
+        """Return columns of the rows with the ascending numbers `rows`, in Arrow."""
 
 
 def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
-    """Return rows of a table by number, without a copy if they are a range."""
+    """Return rows of an Arrow table by number, without a copy if they are a range."""
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
         return table.slice(int(rows[0]), len(rows))
     return table.take(rows)
 
 
 TABLE = "the table"
-"""The name of a table in memory, for errors."""
+"""Name of a table in memory in error messages."""
 
 
 def to_arrow(table: Any, columns: Iterable[str]) -> Any:
-    """Return columns of a table in memory as a table of arrow.
+    """Convert columns of a table in memory to an Arrow table.
 
     `table` is a `pyarrow.Table`, a `pandas.DataFrame`, or a mapping from names to
-    columns. Dictionary-encoded columns are decoded. Raises ValueMismatchError for
-    another table or a column without a type in arrow, and ConfigError for a missing
-    column.
+    columns. Columns are `decoded`. Raises ValueMismatchError for another kind of table
+    or a column that Arrow has no type for, and ConfigError for a missing column.
     """
     names = list(dict.fromkeys(columns))
     check_columns(names, _column_names(table), TABLE)
@@ -372,7 +372,7 @@ def to_arrow(table: Any, columns: Iterable[str]) -> Any:
 
 
 def _check_bytes(found: Any, table: Any) -> Any:
-    """Return a table of arrow, or raise if arrow made bytes of text in a column."""
+    """Return the Arrow table `found`, or raise if Arrow turned text into bytes."""
     for field in found.schema:
         is_bytes = pyarrow.types.is_binary(field.type)
         if is_bytes and any(isinstance(value, str) for value in table[field.name]):
@@ -381,9 +381,9 @@ def _check_bytes(found: Any, table: Any) -> Any:
 
 
 def _fix_lists(table: Any) -> Any:
-    """Convert columns whose lists have the same length to lists of a fixed length.
+    """Give columns whose lists all have one length a type with this fixed length.
 
-    Columns of pandas and of a mapping do not have types with a fixed length.
+    Arrow finds no fixed length by itself in columns of pandas or of a mapping.
     """
     for index, field in enumerate(table.schema):
         if is_list(field.type):

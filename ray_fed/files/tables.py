@@ -1,7 +1,7 @@
-"""Tables in files as columns of NumPy arrays, in the formats of arrow, npz and npy.
+"""Reads tables from Arrow's file formats, npz and npy, as columns of NumPy arrays.
 
 The schema of a file is read first. Rows follow in chunks of bounded size, of at least
-one row. Strings are objects of bytes, as in all plain values.
+one row. Strings become object arrays of bytes.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ Cells: TypeAlias = Any
 """One value per row: an array whose first dimension is rows, or a list of arrays."""
 
 CHUNK_BYTES = 4 * 2**20
-"""Size of the rows in memory while a sequence is read."""
+"""Bytes of the rows that are in memory at once while a sequence is read."""
 
 _NPY = ".npy"  # how a member of an npz file ends
 
@@ -41,7 +41,7 @@ class ColumnSpec:
         shape: Shape of the column, rows first. A size is None if it is not known.
         is_flat: Whether cells are lists, which fill the declared shape in row-major
             order.
-        label: Name of the column's type in the file.
+        label: Name of the column's type, for errors.
     """
 
     dtype: np.dtype[Any] | None
@@ -51,7 +51,7 @@ class ColumnSpec:
 
 
 class NumpyTable:
-    """The arrays of an npz file, or the array of an npy file. Rows come first."""
+    """An npz or npy file whose arrays are columns. Their first dimension is rows."""
 
     def __init__(self, file: DataFile) -> None:
         self._file = file
@@ -61,14 +61,14 @@ class NumpyTable:
             self._sizes = {name: array.num_bytes for name, array in arrays.items()}
 
     def count_bytes(self, names: Sequence[str]) -> int:
-        """Return how many bytes the arrays take."""
+        """Return how many bytes the columns `names` take in memory."""
         return sum(self._sizes[name] for name in names)
 
     def read(self, names: Sequence[str], max_bytes: float) -> Iterator[list[Cells]]:
-        """Open the file again, and yield chunks: the cells of each column.
+        """Open the file again and yield chunks of rows: the cells of each column.
 
-        If `max_bytes` is infinite, there is one chunk, and columns may have different
-        numbers of rows.
+        A chunk has about `max_bytes`. If `max_bytes` is infinite, there is one chunk,
+        and columns may have different numbers of rows.
         """
         with self._arrays(names) as found:
             arrays = [found[name] for name in names]
@@ -125,10 +125,11 @@ def _without_unicode(array: Any) -> Any:
 
 
 class ArrowTable:
-    """Rows of a file in one of arrow's formats.
+    """A file in one of the formats that Arrow reads.
 
-    Elements of struct columns are columns, named with dots. Text is read by the
-    declared types in `leaves`. There, "" is the only column.
+    Each element of a struct column is a column, such as `user.age`. `leaves` has the
+    declared types of columns by name, or of the only column by "". A text file is read
+    by these types.
     """
 
     def __init__(
@@ -145,12 +146,12 @@ class ArrowTable:
         self.specs = {field.name: _arrow_spec(field.type) for field in empty.schema}
 
     def count_bytes(self, names: Sequence[str]) -> int:
-        """Return about how many bytes the columns take in memory."""
+        """Return about how many bytes the columns `names` take in memory."""
         with self._reading() as opened:
             return self._kind.look(opened, names).num_bytes
 
     def read(self, names: Sequence[str], max_bytes: float) -> Iterator[list[Cells]]:
-        """Open the file again, and yield chunks; see `NumpyTable`."""
+        """Open the file again and yield chunks of rows, as `NumpyTable.read` does."""
         is_parquet = self._kind.name == "parquet"
         # Other formats than parquet know no parts of structs.
         tops = [n if n in self._schema.names else n.split(".")[0] for n in names]
@@ -172,7 +173,7 @@ class ArrowTable:
         except errors.RayFedError:
             raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            found = f"what {self._file.suffix} files do not have ({error})"
+            found = f"content that {self._file.suffix} files cannot have ({error})"
             raise self._file.damaged(found) from error
 
     def _cells(self, array: Any, name: str) -> Cells:
@@ -194,7 +195,7 @@ Table: TypeAlias = NumpyTable | ArrowTable
 """A file of columns."""
 
 _WHOLE_BYTES = 16 * 2**20
-"""Size of the rows that are read at once from formats of arrow."""
+"""Largest size of the rows that are read at once from Arrow's formats."""
 
 
 def _declared_schema(schema: Any, leaves: Mapping[str, fl.TensorType]) -> Any:

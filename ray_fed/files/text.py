@@ -1,7 +1,7 @@
-"""CSV and JSON lines, plain or compressed.
+"""Reads CSV files and files of JSON lines, plain or compressed.
 
-arrow guesses the types of columns from the first block. It reads such files from any
-position, so a compressed one is decompressed into the temporary folder first.
+Arrow guesses the types of columns from the first block of a file. It seeks in files, so
+a compressed file is decompressed into the temporary folder first.
 """
 
 import math
@@ -18,7 +18,7 @@ from ray_fed.files.formats import EXPANSION, FileFacts, Format, Wanted, cut_batc
 from ray_fed.imports import pyarrow
 
 COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".lz4")
-"""Ends of the names of compressed files."""
+"""Endings of the names of compressed files."""
 
 _CODECS = {
     b"\x1f\x8b\x08": "gzip",
@@ -26,22 +26,22 @@ _CODECS = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
-"""First bytes of files that arrow decompresses."""
+"""First bytes of compressed files that Arrow can decompress, and the codec."""
 
 _OTHER_CODECS = {b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
-"""First bytes of files that arrow does not decompress."""
+"""First bytes of compressed files that Arrow cannot decompress, and the codec."""
 
 _MAGIC_BYTES = 8
 
 _STEP_BYTES = 2**20
 
 _HEAD_BYTES = 8 * 2**20
-"""Text that is decompressed to see the names and types of its columns. arrow looks at
-the first block, of 1 MiB."""
+"""Bytes of text that are decompressed to find the names and types of columns. Arrow
+looks at the first block, of 1 MiB."""
 
 
 class TextFormat(Format):
-    """CSV, or JSON with an object on each line."""
+    """The format of CSV files, or of files with a JSON object on each line."""
 
     is_text: ClassVar[bool] = True
 
@@ -81,7 +81,7 @@ class TextFormat(Format):
     def _decompress(self, file: Any, num_bytes: float = math.inf) -> Any:
         """Return a file, or a decompressed copy of it if it is compressed.
 
-        A compressed file is closed. About `num_bytes` are decompressed, in whole lines.
+        The compressed file is closed. The copy has about `num_bytes`, in whole lines.
         Raises UnsupportedError for an unknown compression, and ResourceError if the
         temporary folder is full.
         """

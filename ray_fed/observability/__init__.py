@@ -1,1 +1,1 @@
-"""What happened, as events, reports and pictures; nothing reads them to decide."""
+"""Events, reports and pictures of what happened. No code of ray_fed acts on them."""

@@ -1,4 +1,11 @@
-"""Events of rounds, as data. No code of ray_fed decides anything by them."""
+"""Events that tell a program what happens in a round, which is one call of a context.
+
+    cohort --> subrounds, one for each worker --> leaves --> merge and finish
+
+The clients of a round are its cohort. A worker runs a subround, which has the clients
+of one or more leaves. A leaf accumulates its clients' values one after another to
+partial values. A last step, the finish, merges the partial values of all leaves.
+"""
 
 import dataclasses
 from collections.abc import Iterable
@@ -17,8 +24,8 @@ from ray_fed.plan.diagnostics import (
 class Waiting:
     """A call waits, or stopped waiting.
 
-    The first call of a computation sends it if it takes longer than half a second. A
-    later call sends it if it waits for workers for longer than five seconds.
+    The first call of a computation sends this event if it takes longer than half a
+    second. A later call sends it if it waits longer than five seconds for workers.
 
     Attributes:
         activity: The reason for the wait, such as "1 of 2 workers ready". It is empty
@@ -37,7 +44,7 @@ class RoundStarted:
         num_clients: The size of the cohort.
         num_leaves: The number of leaves of the merge tree.
         num_subrounds: The number of subrounds before the merge.
-        num_workers: The number of workers that all subrounds have together.
+        num_workers: The number of workers that the round can use.
     """
 
     round_index: int
@@ -49,16 +56,17 @@ class RoundStarted:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SubroundReport(outcomes.Ran):
-    """A subround in the report of its round, see `outcomes.Ran` for where it ran.
+    """A subround in the report of its round. `outcomes.Ran` says where it ran.
 
     Attributes:
-        subround_index: Its index in the round. The finish has the last index, unless
-            the only subround also does the finish.
-        num_clients: The number of its clients.
-        started_s: When it was submitted, in seconds since the round began.
+        subround_index: The subround's index in the round. The finish has the last
+            index, unless the only subround also does the finish.
+        num_clients: The number of the subround's clients.
+        started_s: The time of its first submission, in seconds since the round began.
         seconds: The time from its first submission to its result.
-        bytes_sliced: The size of its clients' values, which only this subround gets.
-        bytes_returned: The size of its partials and kept values, or of its result.
+        bytes_sliced: The size of the clients' values that only this subround receives.
+        bytes_returned: The size of the values that the subround returns: partial and
+            kept values, or the result.
     """
 
     subround_index: int
@@ -71,10 +79,10 @@ class SubroundReport(outcomes.Ran):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SubroundFinished(SubroundReport):
-    """A subround returned its partials.
+    """A subround returned its values.
 
     Attributes:
-        round_index: The index of its round.
+        round_index: The index of the round.
     """
 
     round_index: int
@@ -99,9 +107,9 @@ class ClientDropped:
 
 @dataclasses.dataclass(frozen=True)
 class JitDecided:
-    """Kernels ran with or without XLA, as `kernels.jit="auto"` decided.
+    """`kernels.jit="auto"` decided whether XLA compiles the work of a computation.
 
-    Each decision is one event in a round, before its `RoundFinished`.
+    A round sends each decision once, before its `RoundFinished`.
 
     Attributes:
         round_index: The index of the round.
@@ -119,9 +127,9 @@ class RoundFinished:
     Attributes:
         round_index: The index of the round.
         seconds: The time from the call to its result.
-        bytes_broadcast: The size of the values that all subrounds get. Each counts
-            once.
-        bytes_sliced: The size of the clients' values. Each counts once.
+        bytes_broadcast: The size of the values that all subrounds receive. Each value
+            counts once.
+        bytes_sliced: The size of the clients' values. Each value counts once.
     """
 
     round_index: int
@@ -145,7 +153,7 @@ Event = (
 
 
 def of_note(note: diagnostics.Note, round_index: int) -> Event:
-    """Return the event for a note that a worker made in a round."""
+    """Convert a worker's note on the round `round_index` to an event."""
     if isinstance(note, diagnostics.JitDecision):
         return JitDecided(round_index, note)
     return dataclasses.replace(note, round_index=round_index)
@@ -160,23 +168,24 @@ class EventSink(Protocol):
 
 
 class Sinks:
-    """Passes events to all sinks, in the order in which they subscribed.
+    """Passes events to all sinks, in the order in which they were added.
 
     A sink that draws `Waiting` in a terminal has a true attribute `draws_waits`. A
-    terminal has room for one such line, so only the last of these sinks receives waits.
+    terminal has room for one such line, so only the last of these sinks receives
+    `Waiting`.
     """
 
     def __init__(self, sinks: Iterable[EventSink] = ()) -> None:
         self._sinks = list(sinks)
 
     def add(self, sink: EventSink) -> None:
-        """Pass later events to a sink, too."""
+        """Add a sink, which receives all later events."""
         if _draws_waits(sink):
             self.on_event(Waiting(""))  # removes the line of another sink
         self._sinks.append(sink)
 
     def remove(self, sink: EventSink) -> None:
-        """Pass no later events to a sink."""
+        """Remove a sink, which receives no later events."""
         self._sinks.remove(sink)
 
     def on_event(self, event: Event) -> None:

@@ -6,7 +6,7 @@
     elsewhere   INFO lines of the log; with           lines on standard error: the first
                 progress="on" on standard error       round, the last, some between
 
-Both are event sinks, which ray_fed's thread and the user's loop call. They only show.
+Both are event sinks. ray_fed's thread and the user's loop call them.
 """
 
 import collections
@@ -32,17 +32,17 @@ _logger = logging.getLogger(__name__)
 
 
 def _open_console() -> rich.console.Console:
-    """Return a console on standard error, which is silent if that is closed."""
+    """Return a console on standard error. It is silent if standard error is closed."""
     # Rich handles that `sys.stderr` is None, but not that it is closed.
     is_closed = sys.stderr is not None and sys.stderr.closed
     return rich.console.Console(stderr=True, quiet=is_closed)
 
 
 class WaitLine:
-    """An event sink that shows `events.Waiting`, and a context manager for other waits.
+    """A line that shows what ray_fed waits for: an event sink for `events.Waiting`.
 
-    `draw` shows an activity in place of the last one. An empty activity removes the
-    line. For `draws_waits` see `events.Sinks`.
+    For other waits, call `say` in a `with` block. `draw` shows a text in place of the
+    last text. An empty text removes the line. For `draws_waits` see `events.Sinks`.
     """
 
     draws_waits = True
@@ -57,7 +57,7 @@ class WaitLine:
         progress: Literal["auto", "on", "off"],
         console: rich.console.Console | None = None,
     ) -> Self:
-        """Return the line for a `Config.progress`, by default on standard error."""
+        """Return the line for a value of `Config.progress`; see the module's table."""
         console = console or _open_console()
         if progress == "off":
             return cls(lambda _: None)
@@ -75,7 +75,7 @@ class WaitLine:
         return cls(write)
 
     def say(self, activity: str) -> None:
-        """Show an activity, such as "starting Ray". An empty one ends the wait."""
+        """Show an activity, such as "starting Ray". An empty text ends the wait."""
         if activity != self._shown:
             self._shown = activity
             self._draw(activity)
@@ -127,7 +127,7 @@ class _NotebookOutput:
         self._handle: Any = None
 
     def draw(self, text: str, content: str) -> None:
-        """Draw HTML, or text where HTML is not shown."""
+        """Draw the HTML `content`, or `text` if the notebook does not show HTML."""
         from IPython.display import display
 
         drawn = {"text/plain": text, "text/html": content}
@@ -137,7 +137,7 @@ class _NotebookOutput:
             self._handle.update(drawn, raw=True)
 
     def draw_line(self, activity: str) -> None:
-        """Draw an activity. An empty one removes the line."""
+        """Draw an activity. An empty text removes the line."""
         if activity:
             line = f"ray_fed: {activity} …"
             self.draw(line, f"<i>{html.escape(line)}</i>")
@@ -149,21 +149,21 @@ class _NotebookOutput:
 _DRAWN_EVERY_S = 0.1
 _PRINTED_EVERY_S = 5.0
 _LINES_A_TIME = 100
-"""After the first minutes, a run prints a line in each hundredth of its elapsed time:
-about 600 lines in a day."""
+"""After the first minutes, a run prints a line whenever its elapsed time has grown by a
+hundredth: about 600 lines in a day."""
 _BAR_WIDTH = 20
 _TIMED_ROUNDS = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """The progress of a run.
+    """The progress of a run, as a view shows it.
 
     Attributes:
         done: The number of rounds so far.
-        numbers: The latest metrics, and retries.
+        numbers: The text of the latest metrics and of the number of retries.
         activity: The current activity.
-        elapsed_s: The seconds since the first drawing.
+        elapsed_s: The seconds since the display began.
         left_s: The estimated seconds until the end, or None if they are unknown.
     """
 
@@ -187,8 +187,8 @@ def _clock(seconds: float) -> str:
 class RoundProgress:
     """An event sink and context manager that shows the rounds of a run.
 
-    `done` rounds were done before. `console` is standard error by default. For
-    `draws_waits` see `events.Sinks`.
+    `done` is the number of rounds before this process. `console` is standard error by
+    default. For `draws_waits` see `events.Sinks`.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class RoundProgress:
         # The first round is slow: it starts workers and compiles.
         self._ends = collections.deque[float](maxlen=_TIMED_ROUNDS + 1)
         self.retries = 0
-        """The number of attempts after the first one of each subround so far."""
+        """The number of retries of subrounds so far."""
 
     def on_event(self, event: events.Event) -> None:
         """Count retries, and the subrounds of a round that has several."""
@@ -240,7 +240,7 @@ class RoundProgress:
         self._show()
 
     def advance(self, numbers: str = "") -> None:
-        """Show that a round is done, with its metrics."""
+        """Show that one more round is done. `numbers` is the text of its metrics."""
         self._done += 1
         self._numbers = numbers
         self._ends.append(time.monotonic())
@@ -274,8 +274,6 @@ class RoundProgress:
 
 
 class _Pace:
-    """Limits how often something is drawn."""
-
     def __init__(self) -> None:
         self._drawn = -math.inf
 
@@ -289,8 +287,6 @@ class _Pace:
 
 
 class _DetailsColumn(rich.progress.ProgressColumn):
-    """The times, the numbers and the activity, cut in a narrow terminal."""
-
     @override
     def render(self, task: rich.progress.Task) -> rich.text.Text:
         shown: Shown = task.fields["shown"]
@@ -305,8 +301,6 @@ class _DetailsColumn(rich.progress.ProgressColumn):
 
 
 class _TerminalView:
-    """Draws a bar in a terminal, with rich."""
-
     def __init__(self, num_rounds: int, console: rich.console.Console) -> None:
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("rounds"),
@@ -344,8 +338,6 @@ class _TerminalView:
 
 
 class _NotebookView:
-    """Draws a bar as HTML in the output of a notebook cell, without widgets."""
-
     def __init__(self, num_rounds: int) -> None:
         self._num_rounds = num_rounds
         self._output = _NotebookOutput()

@@ -1,6 +1,6 @@
-"""The report of a round, made from its events.
+"""The report of a round, which is built from the round's events.
 
-In a notebook it is a table with a row for each subround, and a bar for when it ran.
+A notebook shows it as a table. Each subround has a row, with a bar for when it ran.
 """
 
 import collections
@@ -40,31 +40,31 @@ def _draw_bar(subround: SubroundReport, seconds: float) -> reprs.Html:
 _OPEN_ROUNDS = 256
 
 ASIDE_FROM = 10**9
-"""Calls with this number or a higher one run beside a program's own calls, such as
-evaluations while the next round runs. They never become the last report."""
+"""First number of calls that run beside a program's own calls, such as evaluations
+during the next round. Such a call never becomes the last report."""
 
 
 class RoundReport(pydantic.BaseModel):
     """The report of one call of a context.
 
-    Bytes are the sizes of arrays that leave a process. They do not include
-    computations, files that a worker reads, and second attempts. On the local backend
-    they are 0.
+    The module `events` explains subrounds and leaves. Bytes are the sizes of arrays
+    that leave a process. They do not include computations, files that a worker reads,
+    or second attempts. On the local backend they are 0.
 
     Attributes:
         round_index: The number of calls before this one.
         num_clients: The size of the cohort.
         num_leaves: The number of leaves of the merge tree.
-        subrounds: The subrounds in order. The last one merges and finishes the round. A
-            single subround does everything.
+        subrounds: The subrounds in order. The last subround merges and finishes the
+            round. If there is only one, it also does the work of all clients.
         seconds: The time from the call to its result. A wait for the result of another
             call does not count.
-        num_workers: The number of workers that all subrounds had together.
-        unkeyed_ops: Computations with random ops whose numbers do not depend on seed,
-            call and client, with the ops. Their numbers differ on a retry.
+        num_workers: The number of workers that the round could use.
+        unkeyed_ops: Computations, and their random ops that do not follow the seed, the
+            call and the client. Such ops draw other numbers on a retry.
         unlowered: Computations that read their sequences through tf.data, which is
             slower, with the reasons.
-        bytes_broadcast: The size of the values that all subrounds get: the server's
+        bytes_broadcast: The size of the values that all subrounds receive: the server's
             part of the argument, and merged values of earlier stages. Each value counts
             once, even if it was in the object store before.
         bytes_sliced: The size of the clients' values. Each value counts once.
@@ -72,8 +72,8 @@ class RoundReport(pydantic.BaseModel):
             index in the cohort. These clients count in `num_clients`.
         jit_decisions: The decisions of `kernels={"jit": "auto"}` for or against XLA,
             with their reasons. Empty with "on" and "off".
-        interpreted: Work that executors ran step by step because its graph raised an
-            error, with the error. The result is the same, but it took longer.
+        interpreted: Work whose graph raised an error, with the error. Executors ran it
+            step by step. The result is the same, but it took longer.
     """
 
     model_config = pydantic.ConfigDict(frozen=True)
@@ -94,10 +94,10 @@ class RoundReport(pydantic.BaseModel):
 
     @property
     def waiting(self) -> float:
-        """The share of the call's time in which workers had nothing to do, 0 to 1.
+        """The share of the workers' time, 0 to 1, in which they had nothing to do.
 
         Workers wait while the argument is checked and sent, while other workers still
-        run or one merges, and while the result is returned.
+        run or merge, and while the result is returned.
         """
         busy_s = sum(subround.busy_s for subround in self.subrounds)
         had_s = self.seconds * self.num_workers
@@ -110,29 +110,29 @@ class RoundReport(pydantic.BaseModel):
 
     @property
     def num_retries(self) -> int:
-        """The number of attempts after the first one of each subround."""
+        """The number of retries of all subrounds."""
         return sum(subround.attempts - 1 for subround in self.subrounds)
 
     @property
     def retries(self) -> dict[str, int]:
-        """The numbers of failures, by class: crash, preemption, memory, hang."""
+        """The number of failures of each kind: crash, preemption, memory, hang."""
         ends = [lost.ended for s in self.subrounds for lost in s.lost]
         return dict(collections.Counter(end for end in ends if end != "slower"))
 
     @property
     def kernel_leaves(self) -> int:
-        """The number of leaves that kernels ran, in all stages."""
+        """The number of leaves whose clients ran as one graph, in all stages."""
         return sum(subround.kernel_leaves for subround in self.subrounds)
 
     @property
     def fingerprints(self) -> tuple[Fingerprint, ...]:
-        """The fingerprints of the workers: one, unless `workers.allow_mixed` is set."""
+        """The distinct `Fingerprint`s: one, unless `workers.allow_mixed` is set."""
         by_subround = (subround.fingerprint for subround in self.subrounds)
         return tuple(dict.fromkeys(each for each in by_subround if each is not None))
 
     @property
     def no_kernel(self) -> tuple[str, ...]:
-        """The reasons why leaves were interpreted, each once."""
+        """The distinct reasons why leaves ran op by op instead of as one graph."""
         reasons = (subround.no_kernel for subround in self.subrounds)
         return tuple(dict.fromkeys(reason for reason in reasons if reason is not None))
 
@@ -143,7 +143,7 @@ class RoundReport(pydantic.BaseModel):
 
     @property
     def spans(self) -> tuple[timeline.Span, ...]:
-        """The work of each worker over time, with lost attempts and slower copies."""
+        """What each worker did when, including lost attempts and slower copies."""
         return tuple(timeline.spans_of(self.subrounds, self.num_clients))
 
     def timeline(self) -> Any:
@@ -230,9 +230,9 @@ def _show_moved(broadcast: int, sliced: int, returned: int) -> str:
 
 
 class ReportBuilder:
-    """An event sink that builds the report of the latest finished round.
+    """An event sink that builds the report of the latest finished round, `last`.
 
-    Rounds may overlap. Of rounds that never finish, only the latest are remembered.
+    Rounds may overlap. Events of the latest unfinished rounds are kept.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Short text and small tables of objects, for a terminal and a notebook."""
+"""Short texts and small HTML tables that show objects in terminals and notebooks."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 _MOST_CHARACTERS = 120
 _LEAST_LONG = 999.95
-"""From this number on, four digits are before the point after rounding."""
+"""Smallest number that has four digits before the point after rounding."""
 _MOST_WHOLE = 1e15
 
 
 def shorten(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """Return a text as one line of at most `most` characters."""
+    """Return a text as one line that is cut to at most `most` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""Timelines of workers: a figure, and a trace for a browser's viewer.
+"""Shows what workers did when, as a figure or as a trace for a browser's viewer.
 
 Traces follow the "Trace Event Format" of the Chromium project: complete events ("X"),
 with names of processes and threads ("M").
@@ -40,13 +40,13 @@ class Span(NamedTuple):
     Attributes:
         node: The address of the machine, empty for the driver.
         worker: The name of the worker.
-        what: "argument" (the driver checks, cuts and stores it), "clients" (a worker
-            reads their data and does their work) or "merge" (a worker merges and
-            finishes).
+        what: "argument" if the driver checks, cuts and stores the argument, "clients"
+            if a worker reads clients' data and does their work, or "merge" if a worker
+            merges and finishes.
         subround: The index of the subround in the round, -1 for the argument.
         attempt: The number of the attempt, from 1.
         started_s: The beginning, in seconds since the round began.
-        seconds: The duration. Without a lost attempt, it includes the wait for a
+        seconds: The duration. If no attempt was lost, it includes the wait for a
             worker.
         ended: The failure of the attempt, or "slower" if a copy was faster. Empty if
             the attempt succeeded.
@@ -63,23 +63,23 @@ class Span(NamedTuple):
 
     @property
     def color(self) -> str:
-        """The color of its bar."""
+        """The color of the span's bar in a figure."""
         if not self.ended:
             return _COLORS[self.what]
         return _SLOWER_COLOR if self.ended == "slower" else _LOST_COLOR
 
     @property
     def label(self) -> str:
-        """Its name in the legend."""
+        """The name of the span's kind in the legend of a figure."""
         if not self.ended:
             return self.what
         return "slower copy" if self.ended == "slower" else "lost attempt"
 
 
 def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
-    """Return the spans of a round, from its `SubroundReport`s.
+    """Return what each worker did in a round, from the round's `SubroundReport`s.
 
-    A subround without clients is a merge only if the cohort has clients.
+    A subround without clients is a merge only if the round has clients.
     """
     spans: list[Span] = []
     for each in subrounds:
@@ -101,7 +101,7 @@ def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
 
 
 def draw_spans(spans: Sequence[Span], title: str) -> Any:
-    """Return a figure with a lane for each worker and a bar for each span."""
+    """Return a matplotlib figure: a lane for each worker, and a bar for each span."""
     lanes = list(dict.fromkeys((span.node, span.worker) for span in spans))
     height = min(_MOST_INCHES, 1.6 + _LANE_INCHES * len(lanes))
     figure = new_figure(9, height)
@@ -136,7 +136,7 @@ def _name_lane(node: str, worker: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TracedRound:
-    """A round of a trace.
+    """What `trace` needs to know about a round.
 
     Attributes:
         number: The number of the round in its run, from 1.
@@ -152,7 +152,7 @@ class TracedRound:
 
 
 def trace(rounds: Iterable[TracedRound]) -> dict[str, Any]:
-    """Return a trace for `json`, with machines as processes and workers as threads."""
+    """Return a trace in JSON. Machines are its processes, and workers its threads."""
     lanes: dict[tuple[str, str], tuple[int, int]] = {}
     nodes: dict[str, int] = {}
     events: list[dict[str, Any]] = []

@@ -1,13 +1,13 @@
-"""Federated programs: a context that keeps state in the object store, saved state.
+"""Federated programs: loops of computations whose state stays in the object store.
 
     with ray_fed.program.RayFederatedContext() as context:
         fl.framework.set_default_context(context)
-        state = initialize()                      # references, at once
+        state = initialize()                      # returns references at once
         for clients in cohorts:
-            state, metrics = next(state, clients)     # state never comes here
-            await manager.release(metrics, key)       # metrics do
+            state, metrics = next(state, clients)     # state stays in the store
+            await manager.release(metrics, key)       # metrics are read here
 
-Release managers are federated_language's own.
+Use the release managers of federated_language.
 """
 
 from ray_fed.data.client_data import ClientData

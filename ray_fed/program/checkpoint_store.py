@@ -1,14 +1,13 @@
-"""Versions of saved values: one archive each, which is complete or absent.
+"""Saves versions of named values. Each version is an archive, complete or absent.
 
     program_state_7.zip
         manifest.json      descriptions of all values, by name, and small values
         0.npy, 1.npy ...   large arrays and bytes, read without pickle
 
 This module writes all saved state, on any file system that fsspec knows. A version is
-written to a temporary file beside its place and renamed. In an object store, it is
-uploaded at once. All sizes and checksums of an archive are checked before its values
-are read. Members are not compressed, so reading takes no more memory than the archive
-has bytes.
+written to a temporary file beside its place and renamed. In an object store, one upload
+writes it. All sizes and checksums of an archive are checked before its values are read.
+Members are not compressed, so reading takes no more memory than the archive has bytes.
 """
 
 import asyncio
@@ -85,8 +84,8 @@ class SavedObject:
     """The bytes of a `fl.Serializable` object, until its class is known.
 
     Attributes:
-        class_name: The module and the name of its class, joined by a dot.
-        content: The result of its `to_bytes`.
+        class_name: The module and the name of the object's class, joined by a dot.
+        content: The result of the object's `to_bytes`.
     """
 
     class_name: str
@@ -94,12 +93,12 @@ class SavedObject:
 
 
 def class_name(cls: type[Any]) -> str:
-    """Return the name by which a file remembers the class of an object."""
+    """Return the name that saved files have for the class of an object."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def name_place(name: str) -> str:
-    """Return how an error names a value. A state that is one value has no name."""
+    """Return what errors call a saved value: its name, or "the whole state" for ""."""
     return f"`{name}`" if name else "the whole state"
 
 
@@ -121,7 +120,7 @@ addition to its array."""
 class Encoder:
     """Describes values as JSON, and writes large arrays to members of an archive.
 
-    The caller owns the archive. If it is None, JSON has all values.
+    The caller owns the archive. Without an archive, the JSON has all values.
     """
 
     def __init__(self, archive: zipfile.ZipFile | None = None) -> None:
@@ -129,7 +128,7 @@ class Encoder:
         self._num_members = 0
 
     def describe(self, value: Any, label: str) -> dict[str, Any]:
-        """Return a value as JSON that a `Decoder` understands."""
+        """Return JSON that a `Decoder` reads. Errors call the value `label`."""
         match value:
             case np.ndarray() | np.generic():
                 described = self._describe_array(value, label)
@@ -221,9 +220,7 @@ class Encoder:
 
 
 class Decoder:
-    """Returns values that an `Encoder` described.
-
-    It reads each member at most once.
+    """Returns values that an `Encoder` described. Reads each member at most once.
 
     The caller owns the archive, and has checked its sizes and checksums.
     """
@@ -314,7 +311,8 @@ MAX_VERSION = 2**63
 """Versions are below this number, so that names of files have a bounded length."""
 
 OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Error numbers of a failed `open` that say nothing about the file."""
+"""Error numbers of a failed `open` for which the process is the reason, not the
+file."""
 
 
 @contextlib.contextmanager
@@ -327,8 +325,8 @@ def telling_storage(
     """Raise errors of a file system as a `StorageError` that says what to do.
 
     `kinds` are the exceptions that become a `StorageError`. Errors of ray_fed and of
-    the class `lets_through` are raised unchanged. `where` and `verb` are words for the
-    error.
+    the class `lets_through` are raised unchanged. The message says that the program
+    expected to `verb` the place `where`.
     """
     try:
         yield
@@ -339,9 +337,9 @@ def telling_storage(
             raise
         found = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise errors.StorageError(
-            f"Expected to {verb} `{where}`, found {type(error).__name__} ({found}): see"
-            " that the place exists, has room and may be read and written by this"
-            f" process. What was saved before is left as it is.{opening.advise(error)}"
+            f"Expected to {verb} `{where}`, found {type(error).__name__} ({found}):"
+            " check that the place exists, has room, and lets this process read and"
+            f" write. Earlier saved state is unchanged.{opening.advise(error)}"
         ) from error
 
 
@@ -350,7 +348,7 @@ def unlisted(where: str, error: OSError) -> errors.StorageError:
     found = error.strerror or str(error)
     return errors.StorageError(
         f"Expected a folder of saved state, or nothing yet, at `{where}`, found that it"
-        f" cannot be listed ({found}): name another folder, or move away what is there."
+        f" cannot be listed ({found}): use another folder, or move the file there away."
     )
 
 
@@ -367,7 +365,7 @@ outside of the file, and None for errors of decoders, which have no number."""
 
 
 def write_archive(file: IO[bytes], values: Mapping[str, object]) -> None:
-    """Write named values to an open, empty file that can seek."""
+    """Write named values as an archive to an open, empty file that can seek."""
     with zipfile.ZipFile(file, "w") as archive:
         encoder = Encoder(archive)
         described = [
@@ -382,7 +380,7 @@ def write_archive(file: IO[bytes], values: Mapping[str, object]) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Make a rename survive a power failure, if the file system can do that."""
+    """Make renames in a folder survive a power failure, if the file system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -392,12 +390,10 @@ def sync_folder(folder: str) -> None:
 
 
 def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
-    """Return the values of an open file that can seek, by name.
-
-    The caller owns it.
+    """Return the values, by name, of an archive in an open file that can seek.
 
     Raises:
-        StateFormatError: Another version of ray_fed wrote it.
+        StateFormatError: Another version of ray_fed wrote the file.
         SavedStateError: The file is damaged.
         OSError: The file cannot be read now.
     """
@@ -413,7 +409,7 @@ def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
 
 
 def _find_failure(error: Exception) -> OSError | None:
-    """Return the `OSError` of a failed read, also if zipfile reported it as damage."""
+    """Return the `OSError` behind an error of zipfile, or None for a damaged file."""
     for each in (error, error.__context__):
         if isinstance(each, OSError) and each.errno not in _NO_ARCHIVE:
             return each
@@ -465,20 +461,20 @@ _ZIP = ".zip"
 _TEMPORARY = ".tmp"
 
 _OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"))
-"""Protocols of stores in which an upload appears at once. They have no folders. Making
-a folder there would make a bucket, which is left to the user."""
+"""Protocols of object stores, where an upload appears as a whole. There are no folders:
+making a folder would make a bucket, which is left to the user."""
 
 _MEMORY_BYTES = 2**26
-"""Bytes of an archive of another machine that is read in memory. A larger archive is
-copied to the local disk while it is read."""
+"""Largest size of an archive on another machine that is read into memory. A larger
+archive is copied to the local disk while it is read."""
 
 
 class Folder:
-    """Files of one kind in a folder of any file system, for one writer at a time.
+    """A folder of saved files, on any file system, with one writer at a time.
 
-    Nothing is read or made before a method is called. `root_dir` is a path or a URI of
+    The constructor neither reads nor makes the folder. `root_dir` is a path or a URI of
     fsspec. Names of files begin with `prefix`. Raises UnsupportedError if fsspec cannot
-    use the folder, and StorageError for an archive that cannot be opened.
+    use the folder, and StorageError if it is in an archive that cannot be opened.
     """
 
     def __init__(self, root_dir: object, prefix: object) -> None:
@@ -494,11 +490,11 @@ class Folder:
 
     @property
     def local_path(self) -> str | None:
-        """The folder as a path. None: it is not on a file system of this machine."""
+        """The folder as a path, or None if its file system is not local."""
         return self._root if self._is_local else None
 
     def list_names(self) -> list[tuple[str, bool]]:
-        """Return the names in the folder, each with whether it is a folder."""
+        """Return each name in the folder, and whether the name is a folder."""
         self._system.invalidate_cache()
         try:
             entries = self._system.ls(self._root, detail=True)
@@ -579,7 +575,7 @@ class Folder:
 
     @contextlib.contextmanager
     def open_file(self, name: str, where: str) -> Generator[IO[bytes]]:
-        """Open a file to read bytes. The file can seek. This is a context manager."""
+        """Yield a file, open for reading bytes, that can seek. Errors name `where`."""
         path = f"{self._root}/{name}"
         if not self._is_local:
             with (
@@ -607,7 +603,7 @@ class Folder:
 
 
 class Versions(Folder):
-    """The versions of one thing, in a folder that belongs to one program at a time.
+    """The versions of one saved state, in a folder of one program at a time.
 
     See `Folder` for the arguments and errors.
     """
@@ -618,7 +614,7 @@ class Versions(Folder):
         self._name = re.compile(pattern, re.ASCII)
 
     def find(self) -> list[int]:
-        """Return all versions in ascending order, also damaged ones.
+        """Return the numbers of all versions, ascending, including damaged versions.
 
         Raises:
             StorageError: The place cannot be listed.
@@ -628,7 +624,7 @@ class Versions(Folder):
         return sorted({version for version, _, _ in listed})
 
     def removable(self) -> list[int]:
-        """Return the versions that `remove` can remove. Folders are left out."""
+        """Return the numbers of versions that are files, ascending, for `remove`."""
         return sorted(
             {version for version, _, is_folder in self._list() if not is_folder}
         )
@@ -638,9 +634,9 @@ class Versions(Folder):
 
         Raises:
             FileNotFoundError: There is no such version.
-            StorageError: It cannot be read now.
-            StateFormatError: Another version of ray_fed wrote it.
-            SavedStateError: It is damaged, or is not a regular file.
+            StorageError: The file cannot be read now.
+            StateFormatError: Another version of ray_fed wrote the file.
+            SavedStateError: The file is damaged, or is not a regular file.
         """
         self._system.invalidate_cache()
         where = self.where(version)
@@ -710,9 +706,9 @@ class Versions(Folder):
     def write_and_keep(
         self, version: int, values: Mapping[str, object], num_to_keep: int | None
     ) -> None:
-        """Write a version, then remove the oldest beyond a number to keep.
+        """Write a version, then remove the oldest versions beyond `num_to_keep`.
 
-        A `num_to_keep` of None or below 1 keeps all versions.
+        If `num_to_keep` is None or below 1, all versions stay.
         """
         self.write(version, values)
         if num_to_keep is not None and num_to_keep > 0:
@@ -741,7 +737,7 @@ class Versions(Folder):
         return f"{self._prefix}{version}{_ZIP}"
 
     def _list(self) -> list[tuple[int, str, bool]]:
-        """Return each version, with its name and whether it is a folder."""
+        """Return each version's number and name, and whether it is a folder."""
         matches = [
             (self._name.fullmatch(name), name, folder)
             for name, folder in self.list_names()
@@ -789,7 +785,7 @@ def _names_a_file(path: str) -> bool:
 async def call_on_daemon(
     function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
-    """Call a function that blocks on a thread of its own, and return its result.
+    """Call a blocking function on a new daemon thread, and return its result.
 
     The event loop continues meanwhile. If the caller is cancelled or the process ends,
     nothing waits for the call. `asyncio.to_thread` is not used because the interpreter

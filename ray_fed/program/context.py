@@ -1,9 +1,9 @@
 """`RayFederatedContext`: calls that return at once, with references to their results.
 
-    invoke(next, (state, clients)) --> state', metrics     references, at once
+    invoke(next, (state, clients)) --> state', metrics     references, returned at once
                                           |        |
-      next call takes it as it is, <------+        +-----> read by a release manager,
-      from the object store                                and by nothing else
+      the next call takes it from  <------+        +-----> a release manager reads it
+      the object store                                     into this process
 
 A call waits for the calls whose results it takes. The program waits only where it
 reads a value. A reference can stand for a value that is not computed yet. Values stay
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 class RayValueReference(
     fl.program.MaterializableValueReference, np.lib.mixins.NDArrayOperatorsMixin
 ):
-    """A tensor or sequence of a result, kept in the object store.
+    """A reference to a tensor or sequence of a result, which is in the object store.
 
     The value is freed when no reference to it is left, and no call takes it as an
     argument. On the local backend, the value is in this process.
@@ -87,7 +87,8 @@ class RayValueReference(
             For a sequence, a list of its elements.
 
         Raises:
-            ComputationError: The computation raised, or one whose result it takes.
+            ComputationError: The computation, or an earlier computation whose result it
+                takes, raised an error.
             RetryBudgetError: Workers died more often than the budget of retries allows.
             ContextStateError: The context was closed.
         """
@@ -104,7 +105,6 @@ class RayValueReference(
         return np.array(self._read(), dtype, copy=copy)
 
     def _read(self) -> Any:
-        """Wait for the value and return it. Arrays are read-only."""
         value = self._context.fetch(_result_of(self._component)).result()
         return _lock(plain_values.from_plain(value, self._type_signature))
 
@@ -116,7 +116,7 @@ class RayValueReference(
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
     ) -> Any:
-        """Compute with values. Operations in place return a new array."""
+        """Apply a NumPy function to the values. In-place operations return an array."""
         targets: tuple[Any, ...] = options.get("out", ())
         if any(isinstance(target, RayValueReference) for target in targets):
             del options["out"]
@@ -203,10 +203,10 @@ class RayValueReference(
         return format(self._read(), spec) if spec else str(self)
 
     async def take(self) -> Any:
-        """Wait for the value and return it plain or stored, without reading it.
+        """Wait for the value. Return it, or a `Stored` if it is in the object store.
 
         Raises:
-            FailedArgument: The call failed that computes the value.
+            FailedArgument: The call that computes the value failed.
         """
         component = await _wait_in_loop(self._component)
         error = component.exception()
@@ -215,12 +215,10 @@ class RayValueReference(
         return component.result()
 
     def _deliver(self, component: Any) -> None:
-        """Set the value, plain or stored, when its call has computed it."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._component.set_result(component)
 
     def _fail(self, error: BaseException) -> None:
-        """Set the error of the call, unless there is a value."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._component.set_exception(error)
 
@@ -240,7 +238,7 @@ class RayValueReference(
 
 
 def _lock(value: Any) -> Any:
-    """Return a read-only view of an array, because others use the array, too."""
+    """Return an array as a read-only view, because other code uses the same array."""
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False
@@ -270,7 +268,7 @@ async def _wait_in_loop(
 def _result_of(future: concurrent.futures.Future[_T]) -> _T:
     """Wait for a future, and return its result or raise a copy of its error.
 
-    An error that is raised again gets more frames, also while another thread shows it.
+    Raising the error itself would add frames to it while another thread may show it.
     """
     error = future.exception()
     if error is None:
@@ -287,10 +285,10 @@ def _result_of(future: concurrent.futures.Future[_T]) -> _T:
 
 
 class FailedArgument(Exception):  # noqa: N818 (the failure is the argument of it)
-    """Ends a call whose argument is the result of a failed call.
+    """Ends a call that takes the result of a failed call.
 
-    Its argument is the error of the failed call. That error is not raised again,
-    because its traceback would grow while another thread shows it.
+    `args` has the error of the failed call. That error is not raised again, because its
+    traceback would grow while another thread shows it.
     """
 
 
@@ -298,10 +296,10 @@ Reference = fl.program.MaterializableValueReference
 
 
 def check(value: object, type_spec: fl.Type, label: str, lists: ListCache) -> Any:
-    """Return a checked plain argument, with unread references as they are.
+    """Convert a call's argument to a plain value, but keep references unread.
 
-    It is a copy if the program could change the argument. Raises ValueMismatchError if
-    the argument has another type.
+    Arrays that the program could change are copied. Raises ValueMismatchError, which
+    calls the argument `label`, if the argument has another type.
     """
     match type_spec:
         case fl.StructType():
@@ -323,11 +321,10 @@ def check(value: object, type_spec: fl.Type, label: str, lists: ListCache) -> An
 
 
 def _to_list(value: object) -> object:
-    """Return the clients' values that a data source selected, as a list in order.
+    """Convert a data source's selection of clients to a list. Keep other values.
 
-    Some values are returned unchanged. Arrays and datasets are values of one client.
-    Mappings and sets have no order of clients. An iterable without a length may never
-    end.
+    A selection is an iterable with a length. An array or a dataset is the value of one
+    client. Mappings and sets have no order of clients.
     """
     is_of_one = hasattr(value, "__array__") or plain_values.is_dataset(value)
     if is_of_one or isinstance(value, Sequence | Mapping | AbstractSet):
@@ -338,10 +335,10 @@ def _to_list(value: object) -> object:
 
 
 async def resolve(checked: Any, type_spec: fl.Type) -> Any:
-    """Wait for all references in a checked argument, and return it with their values.
+    """Wait for all references in a result of `check`, and replace them by their values.
 
-    Values of a `RayValueReference` stay where they are. Other references are read.
-    Raises FailedArgument if the call that computes a value failed.
+    The value of a `RayValueReference` stays where it is stored. Other references are
+    read. Raises FailedArgument if the call that computes a value failed.
     """
     held = components.split(checked, type_spec)
     types = components.component_types(type_spec)
@@ -371,7 +368,7 @@ async def _read(reference: Reference, type_spec: fl.Type) -> Any:
 
 
 class RayFederatedContext(fl.program.FederatedContext):
-    """Runs federated programs; results stay in the object store until they are read.
+    """Runs federated programs. Results stay in the object store until they are read.
 
     Results have the containers of their type, with a `RayValueReference` for each
     tensor and each sequence:
@@ -392,8 +389,8 @@ class RayFederatedContext(fl.program.FederatedContext):
     event loop.
 
     Args:
-        context: The context that runs the computations. The caller owns it. None: a
-            context of `create_context()`, which `close` closes.
+        context: The context that runs the computations. The caller closes it. If None,
+            `create_context()` creates one, which `close` closes.
 
     Raises:
         ConfigError: A setting in the environment is unknown or illegal.
@@ -454,16 +451,16 @@ class RayFederatedContext(fl.program.FederatedContext):
     def invoke_at(self, number: int, comp: Any, arg: Any = None) -> Any:
         """Start a computation as the call with a number, without counting the call.
 
-        Random numbers depend on the number, and not on calls of other threads. So a
-        loop that numbers its own rounds draws the same random numbers after an
-        interruption. A value placed at clients is one reference in the result, to the
-        list of the clients' values.
+        Random numbers depend on `number`, and not on calls of other threads. So a loop
+        that numbers its own rounds draws the same random numbers after an interruption.
+        In the result, one reference stands for all clients' values of a value placed at
+        clients.
 
         Args:
             number: The number of the call, >= 0. No other running call may have it. The
                 report of a call with a number of at least 10**9 is never the context's
                 last report.
-            comp: The computation, see `invoke`, which lists the errors, too.
+            comp: The computation. This raises the errors of `invoke`.
             arg: The argument of the computation.
         """
         return self._invoke(comp, arg, type_checks.check_count(number, "number", 0))
@@ -528,11 +525,10 @@ class RayFederatedContext(fl.program.FederatedContext):
                 reference._fail(error)  # noqa: SLF001
 
     def read(self, values: Any) -> concurrent.futures.Future[Any]:
-        """Read references and return a future of the structure that they are in.
+        """Return a future of a structure with all references replaced by their values.
 
         Args:
-            values: A structure of references and of other values, which stay as they
-                are.
+            values: A structure of references and other values.
 
         Raises:
             ContextStateError: The context was closed.

@@ -1,8 +1,10 @@
-"""`ClientDataSource`: the cohorts of a program, one in each round, and their position.
+"""`ClientDataSource`: selects the clients of each round, also in a resumed program.
 
-source.iterator() --select(k)--> clients of round 0 --select(k)--> of round 1 ...
-|                                                        |
-+--<-- source.resume(saved) <--- saved with the run <----+
+    source.iterator() --select(k)--> clients of round 0 --select(k)--> of round 1 ...
+    |                                                        |
+    +--<-- source.resume(saved) <--- saved with the run <----+
+
+`k` is the number of clients in a round.
 """
 
 import json
@@ -23,11 +25,11 @@ _FIELDS = {"round_index", "clients", "sampler"}
 
 
 class ClientDataSource(fl.program.FederatedDataSource):
-    """Clients of `ClientData`, drawn by a sampler.
+    """A data source whose iterators select clients of `ClientData` by a sampler.
 
     Args:
-        data: The clients to draw from.
-        sampler: The sampler that draws the cohorts. None: `UniformSampler(0)`.
+        data: All clients.
+        sampler: Sampler of each round's clients. None means `UniformSampler(0)`.
 
     Raises:
         ConfigError: The sampler depends on metrics of clients, or has no `sample`.
@@ -70,8 +72,8 @@ class ClientDataSource(fl.program.FederatedDataSource):
 
         Raises:
             SavedStateError: The value is not the state of an iterator.
-            ConfigError: The other iterator had other clients, clients whose rows are
-                arranged in another way, or another sampler.
+            ConfigError: The other iterator had other clients, another sampler, or
+                another arrangement of rows.
         """
         if isinstance(saved, bytes):
             saved = ClientDataIterator.from_bytes(saved)
@@ -97,12 +99,12 @@ class ClientDataSource(fl.program.FederatedDataSource):
 
 
 class ClientDataIterator(fl.program.FederatedDataSourceIterator):
-    """Draws the clients of one round after another. A `ClientDataSource` makes it.
+    """Selects the clients of one round after another, for a `ClientDataSource`.
 
     An iterator of `from_bytes` has no clients. Pass it to `ClientDataSource.resume`.
 
     Args:
-        source: The source to draw from. None: the iterator was read from a file.
+        source: The source of the clients. None if the iterator was read from a file.
         state: The index of the next round, and descriptions of clients and sampler.
     """
 
@@ -132,7 +134,7 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
         """Return the clients of the next round.
 
         Args:
-            k: The number of clients, see `Sampler.sample`.
+            k: The number of clients. If None, the sampler decides.
 
         Raises:
             ConfigError: The sampler cannot draw so many clients, draws a client twice,
@@ -172,7 +174,7 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
         if self._source is None:
             raise errors.ContextStateError(
                 "Expected an iterator of a data source, found one that was read from a"
-                " file: go on with `source.resume(iterator)`."
+                " file: continue with `source.resume(iterator)`."
             )
         return self._source
 

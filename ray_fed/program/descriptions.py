@@ -1,7 +1,7 @@
-"""Descriptions of objects, which tell whether a program continues with the same ones.
+"""Describes objects in JSON, to check that a resumed program passes equal objects.
 
-A description is JSON that is equal for equal values, in every process. It is saved, and
-compared with the description of the object that a resumed program passes.
+A description is equal for equal values, in every process. It is saved, and compared
+with the description of the object that the resumed program passes.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ def digest(content: bytes) -> str:
 
 
 def describe_part(part: str, value: Any) -> dict[str, Any]:
-    """Return the part of a fingerprint that is an object: its class and parameters.
+    """Return the class and the parameters of an object of a run, as JSON by name.
 
-    An object describes itself by the fields of a dataclass, by its own `__repr__`, or
-    by its attributes. `part` is "sampler", "devices" or "schedule".
+    The parameters are the fields of a dataclass, the text of the object's own
+    `__repr__`, or its attributes. `part` is the object's role: "sampler", "devices" or
+    "schedule".
     """
     unknown: list[str] = []
     described = describe_value(value, unknown.append)
     if unknown:
         _logger.warning(
-            "The %s has `%s`, which does not say how it draws: whether a run that"
-            " is resumed has the same one cannot be told. Make it a dataclass, or give"
-            " it a `__repr__`.",
-            part,
-            ", ".join(dict.fromkeys(unknown)),
+            "The %s has `%s`, whose text does not show its parameters. So a resumed"
+            " run cannot check that it has the same %s. Make the object a dataclass,"
+            " or give it a `__repr__`.",
+            *(part, ", ".join(dict.fromkeys(unknown)), part),
         )
     if not isinstance(described, dict):
         return {part: described}
@@ -52,7 +52,7 @@ def describe_part(part: str, value: Any) -> dict[str, Any]:
 
 
 _SHOWN_ITEMS = 8
-"""Largest number of items of a list in a fingerprint. A longer list is hashed."""
+"""Largest number of items of a list in a description. A longer list is hashed."""
 
 
 def describe_value(
@@ -62,8 +62,8 @@ def describe_value(
 ) -> Any:
     """Return JSON that is the same for equal values, in every process.
 
-    `note_unknown` is called with the text of each object whose text does not show its
-    parameters. `around` has the `id` of each object that contains the value.
+    `note_unknown` is called with the `repr` of each object whose `repr` does not show
+    its parameters. `around` has the `id` of each object that contains the value.
     """
     if id(value) in around:
         return f"the object {len(around) - around.index(id(value))} levels above"
@@ -110,7 +110,7 @@ def _describe_array(array: Any) -> Any:
 
 
 _SETTINGS = (bool, int, float, str, bytes, tuple, list, Mapping, np.ndarray, np.generic)
-"""Types of the values of a module that describe a function that uses them."""
+"""Types of global variables that belong to the description of a function."""
 
 
 def _describe_function(function: Any, describe: Callable[[Any], Any]) -> Any:
@@ -124,7 +124,7 @@ def _describe_function(function: Any, describe: Callable[[Any], Any]) -> Any:
 
 
 def find_globals(function: Any) -> dict[str, Any]:
-    """Return the values of its module that a function reads, by name."""
+    """Return the global variables that a function reads, by name."""
     codes, names = [function.__code__], set[str]()
     for code in codes:  # which grows: functions can be inside
         steps = dis.get_instructions(code)
@@ -167,5 +167,5 @@ def _limit(described: list[Any]) -> Any:
 
 
 def _strip(text: str) -> str:
-    """Return a text without addresses of objects and places in source files."""
+    """Remove addresses of objects and places in source files from a text."""
     return re.sub(' at 0x[0-9a-f]+(, file "[^"]*", line [0-9]+)?', "", text)

@@ -1,4 +1,4 @@
-"""Saved program state, with a limited number of versions."""
+"""Saves and loads the state of federated programs, in numbered versions."""
 
 import os
 from typing import Any, cast
@@ -24,19 +24,18 @@ from ray_fed.program.checkpoint_store import (
 
 
 class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
-    """Saves program state to a folder of this machine, or of a store of fsspec.
+    """Saves versions of program state to a local folder, or to a store of fsspec.
 
     A version is complete or absent. It has a checksum of each value and is read without
-    pickle. References are read into this process when they are saved. A folder belongs
-    to one program at a time.
+    pickle. `save` reads references into this process. Only one program may use a folder
+    at a time.
 
     Args:
-        root_dir: The folder, as a path, where `~` is the user's home, or as a URI such
-            as `s3://bucket/runs/a`. The folder is made by the first save. A bucket must
+        root_dir: The folder, as a path or as a URI such as `s3://bucket/runs/a`. In a
+            path, `~` is the user's home. The first save makes the folder. A bucket must
             exist.
-        prefix: The beginning of the names of files.
-        keep_total: The number of versions to keep. The latest ones are kept. 0 or less
-            keeps all.
+        prefix: Prefix of the names of files.
+        keep_total: Number of versions to keep, the latest ones. 0 or less keeps all.
 
     Raises:
         UnsupportedError: `root_dir` is neither a path nor a URI that fsspec can use
@@ -76,15 +75,15 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         Args:
             version: The saved version, >= 0.
             structure: A state with the same structure, such as the result of
-                `initialize`. Its containers are filled with the saved values. Its
-                `fl.Serializable` objects have the classes to restore. Other leaves are
-                ignored.
+                `initialize`. The saved values are returned in its containers. Its
+                `fl.Serializable` objects tell the classes of saved objects. Its other
+                leaves are ignored.
 
         Raises:
             ProgramStateNotFoundError: There is no such version.
-            StateFormatError: Another version of ray_fed wrote it.
-            StorageError: It cannot be read now.
-            SavedStateError: Its file is damaged, or is not a regular file.
+            StateFormatError: Another version of ray_fed wrote the file.
+            StorageError: The file cannot be read now.
+            SavedStateError: The file is damaged, or is not a regular file.
             UnsupportedError: `version` is not a whole number from 0 to 2**63 - 1.
             ValueMismatchError: The saved state has another structure.
         """
@@ -125,9 +124,9 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         """Save a state, then remove the oldest versions beyond `keep_total`.
 
         Args:
-            program_state: A structure of references and of values that
-                `checkpoint_store.Encoder` describes.
-            version: The version, >= 0 and larger than all before.
+            program_state: A structure of references, arrays, numbers, strings, bytes
+                and `fl.Serializable` objects.
+            version: Number of the version, >= 0, larger than all earlier numbers.
 
         Raises:
             ProgramStateExistsError: The version exists and is not damaged.
@@ -187,15 +186,15 @@ def name_values(structure: Any) -> dict[str, Any]:
     """Return the leaves of a structure by name, to be saved.
 
     Raises:
-        ValueMismatchError: The structure has an unsupported type or no order of keys,
-            or two leaves have the same name.
+        ValueMismatchError: The structure has an unsupported type, its keys have no
+            order, or two leaves have the same name.
     """
     named = flatten_state(structure)
     if len({name for name, _ in named}) < len(named):
         raise errors.ValueMismatchError(
-            "Expected values with a name each to save, found two of one name in"
-            f" {structs.show([name for name, _ in named])}: `/` parts the names of"
-            " keys, leave it out."
+            "Expected a different name for each saved value, found two equal names in"
+            f" {structs.show([name for name, _ in named])}: leave `/` out of keys,"
+            " because `/` joins the keys in a name."
         )
     return dict(named)
 
@@ -204,7 +203,7 @@ def flatten_state(structure: Any) -> list[tuple[str, Any]]:
     """Return the leaves of a structure, each with its name.
 
     Raises:
-        ValueMismatchError: The structure has an unsupported type, or no order of keys.
+        ValueMismatchError: The structure has an unsupported type, or unordered keys.
     """
     try:
         return structure_utils.flatten_with_name(structure)
@@ -224,8 +223,8 @@ async def _read(value: Any) -> Any:
 def restore_state(saved: dict[str, Any], structure: Any, where: str) -> Any:
     """Return values that were saved by name, in the containers of a structure.
 
-    `saved` is a result of `name_values`. Raises ValueMismatchError if the saved state
-    has another structure.
+    `saved` is a result of `name_values`, from the file `where`. Raises
+    ValueMismatchError if the saved state has another structure.
     """
     named = flatten_state(structure)
     names = [name for name, _ in named]

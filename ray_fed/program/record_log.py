@@ -1,4 +1,4 @@
-"""A log of records. Each record is complete or absent, and can be read at any time.
+"""A log of byte records in files. Whenever it is read, each record is whole or absent.
 
     history_0.log       0d9f1c7a {...}      a checksum and a record on each line
     history_512.log     the records from number 512
@@ -22,7 +22,7 @@ import ray_fed.errors as errors
 from ray_fed.program.checkpoint_store import Folder, sync_folder, telling_storage
 
 _TAIL_BYTES = 2**16
-"""Size of the last file from which the next file begins, if files are written anew."""
+"""Size of the last file at which a new file begins, if files cannot be appended to."""
 
 _MOST_ALIKE = 16
 """Number of files of about the same size that are joined."""
@@ -35,7 +35,7 @@ def _to_line(record: bytes) -> bytes:
 
 
 def _to_records(content: bytes) -> list[bytes]:
-    """Return the records of a file before the first damaged or incomplete one."""
+    """Return the records of a file up to the first damaged or incomplete record."""
     records: list[bytes] = []
     *lines, _ = content.split(b"\n")
     for line in lines:
@@ -47,9 +47,7 @@ def _to_records(content: bytes) -> list[bytes]:
 
 
 class RecordLog(Folder):
-    """Records in order, in files of one folder.
-
-    There is one writer at a time.
+    """A log of byte records in a folder, with one writer at a time.
 
     For arguments and errors see `Folder`. `where` is the pattern of the files' names.
     """
@@ -65,7 +63,7 @@ class RecordLog(Folder):
         self._added = 0, 0  # records and bytes of the last `append`
 
     def read(self) -> list[bytes]:
-        """Return all records in order, before the first damaged or missing one.
+        """Return the records in order, up to the first damaged or missing record.
 
         Raises:
             StorageError: The records cannot be read now.
@@ -87,7 +85,7 @@ class RecordLog(Folder):
         return records
 
     def resume(self, records: Sequence[bytes]) -> None:
-        """Continue after the first records of the log, which stay.
+        """Let `append` continue after `records`, the first records of the log.
 
         The next `append` removes all later records from the files.
         """
@@ -105,9 +103,7 @@ class RecordLog(Folder):
         self._has_stale = True
 
     def append(self, records: Iterable[bytes]) -> None:
-        """Write records after the existing ones.
-
-        They survive a power failure.
+        """Write records after the existing records. They survive a power failure.
 
         Raises StorageError if they cannot be written, or if earlier records were
         removed.

@@ -1,17 +1,17 @@
-"""Samplers choose the clients of each round.
+"""Samplers choose the cohort of each round, which are the clients that take part.
 
     UniformSampler        `k` different clients, all equally likely
-    PoissonSampler        each client independently with one probability; sizes vary
-    WeightedSampler       `k` different clients, those with larger weights more often
-    AvailabilitySampler   `k` of the clients that are available in an hour
+    PoissonSampler        each client independently with the same probability
+    WeightedSampler       `k` different clients, more often if their weight is larger
+    AvailabilitySampler   `k` of the clients that are available in the round's hour
 
-    PowerOfChoiceSampler  the clients with the largest losses of some candidates
-    OortSampler           clients whose losses were large, and clients not seen so far
+    PowerOfChoiceSampler the `k` clients with the largest losses among candidates
+    OortSampler           clients whose losses were large, and new clients
 
 A sampler has no state. Its cohorts depend only on its fields, the number of clients and
-the round, so a resumed run has the same cohorts. The last two are adaptive: they depend
-on metrics of clients, too. `learning.run` evaluates
-these clients before the round, and keeps the metrics in the records of the run.
+the round, so a resumed run has the same cohorts. The last two samplers are adaptive:
+they also depend on metrics of clients. Before each round, `learning.run` evaluates the
+clients that an adaptive sampler proposes, and keeps their metrics in the run's records.
 
 Sources:
     Pavlos S. Efraimidis, Paul G. Spirakis: Weighted random sampling with a reservoir.
@@ -46,7 +46,7 @@ from ray_fed.language.type_checks import read_whole
 
 
 class Sampler(Protocol):
-    """Draws clients of a round."""
+    """Chooses the clients of each round."""
 
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
         """Return the indices of a round's clients, ascending.
@@ -54,16 +54,16 @@ class Sampler(Protocol):
         Args:
             round_index: The number of rounds before this one, >= 0.
             num_clients: The number of clients to draw from.
-            k: The number of clients to draw. None: the sampler decides.
+            k: The number of clients to choose. If None, the sampler decides.
         """
         ...
 
 
 def check_cohort(sampler: object, drawn: object, num_clients: int) -> list[int]:
-    """Return indices that a sampler drew, in its order.
+    """Return `drawn`, the clients' indices that a sampler returned, as a list.
 
     Raises:
-        ConfigError: The sampler drew something else, or a client twice.
+        ConfigError: `drawn` has other values than indices of clients, or one twice.
     """
     try:
         found = list(cast("Iterable[Any]", drawn))
@@ -75,8 +75,8 @@ def check_cohort(sampler: object, drawn: object, num_clients: int) -> list[int]:
     are_known = all(0 <= client < num_clients for client in cohort)
     if not are_known or len({*cohort}) < len(cohort):
         raise errors.ConfigError(
-            f"Expected indices of clients, from 0 to {num_clients - 1} and none twice,"
-            f" of the sampler `{sampler}`, found {errors.describe(drawn)}."
+            f"Expected different indices of clients, from 0 to {num_clients - 1}, of"
+            f" the sampler `{sampler}`, found {errors.describe(drawn)}."
         )
     return cohort
 
@@ -90,8 +90,8 @@ class ClientMetrics(NamedTuple):
     """The metrics that a client had when it was evaluated last.
 
     Attributes:
-        round_index: The round before which the client was evaluated, with the weights
-            that this round began with.
+        round_index: The index of the round before which the client was evaluated. The
+            evaluation used the weights with which this round began.
         metrics: Numbers by name, such as `loss` and `num_examples`. The loss of a
             client without examples is NaN.
     """
@@ -101,10 +101,10 @@ class ClientMetrics(NamedTuple):
 
 
 class AdaptiveSampler(Protocol):
-    """Draws clients of a round by metrics of clients.
+    """Chooses the clients of each round by metrics of clients.
 
-    Before each round, `learning.run` evaluates the proposed clients with the server's
-    weights, and asks which clients take part.
+    Before each round, `learning.run` evaluates the clients of `propose` with the
+    server's weights, and passes their metrics to `choose`.
     """
 
     def propose(
@@ -119,9 +119,9 @@ class AdaptiveSampler(Protocol):
         Args:
             round_index: The number of rounds before this one, >= 0.
             num_clients: The number of clients to draw from.
-            k: The number of clients to draw, or None if no number was asked for.
-            seen: The last metrics of all clients that were evaluated before earlier
-                rounds, by index.
+            k: The number of clients to choose, or None if the user set no number.
+            seen: The latest metrics of each client that was evaluated before an earlier
+                round, by index.
         """
         ...
 
@@ -132,7 +132,7 @@ class AdaptiveSampler(Protocol):
 
         Args:
             round_index: The number of rounds before this one, >= 0.
-            k: The number of clients to draw, or None if no number was asked for.
+            k: The number of clients to choose, or None if the user set no number.
             candidates: The metrics of the proposed clients, by index.
         """
         ...
@@ -155,7 +155,7 @@ def _check_size(k: int | None, num_clients: int, among: str) -> int:
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class UniformSampler:
-    """Draws `k` clients. Each set of `k` clients is equally likely. None: all clients.
+    """Draws `k` clients, or all if `k` is None. Each set of `k` is equally likely.
 
     Attributes:
         seed: The seed of the cohorts, >= 0.
@@ -171,7 +171,7 @@ class UniformSampler:
 
     @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
-        """Draw clients: see `Sampler`.
+        """Return the clients. The arguments are as in `Sampler.sample`.
 
         Raises:
             ConfigError: There are fewer clients than `k`.
@@ -184,13 +184,14 @@ class UniformSampler:
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class PoissonSampler:
-    """Draws each client independently with one probability, as accountants assume.
+    """Draws each client independently with the same probability.
 
-    The number of clients in a round is binomial, and a round may have no clients.
+    Privacy accountants assume this. The number of clients in a round is binomial, and a
+    round may have no clients.
 
     Attributes:
-        rate: The probability, above 0 and at most 1. None: `k` divided by the number of
-            clients, so that a round has `k` clients on average.
+        rate: The probability, above 0 and at most 1. If None, it is `k` divided by the
+            number of clients, so that a round has `k` clients on average.
         seed: The seed of the cohorts, >= 0.
 
     Raises:
@@ -209,7 +210,7 @@ class PoissonSampler:
 
     @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
-        """Draw clients: see `Sampler`.
+        """Return the clients. The arguments are as in `Sampler.sample`.
 
         Raises:
             ConfigError: Both `rate` and `k` are set, or neither is.
@@ -230,9 +231,9 @@ class WeightedSampler:
     """Draws `k` clients one after another, each time in proportion to their weights.
 
     Attributes:
-        weights: One weight for each client, >= 0, in the order of clients. A client of
-            weight 0 is never drawn. `data.weights` has the numbers of rows, if these
-            are known.
+        weights: The weights of the clients, in order, >= 0. A client of weight 0 is
+            never drawn. Pass `data.weights` to draw by numbers of rows, if these are
+            known.
         seed: The seed of the cohorts, >= 0.
 
     Raises:
@@ -261,7 +262,7 @@ class WeightedSampler:
 
     @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
-        """Draw clients: see `Sampler`.
+        """Return the clients. The arguments are as in `Sampler.sample`.
 
         Raises:
             ConfigError: Fewer than `k` clients have a weight above 0, or the number of
@@ -286,15 +287,16 @@ class WeightedSampler:
 class AvailabilitySampler:
     """Draws `k` of the clients that are available in the hour of the round.
 
-    If fewer clients are available, all of these are drawn. Yang et al., 2021
+    If fewer than `k` clients are available, all of these are drawn. Yang et al., 2021
     (Characterizing Impacts of Heterogeneity in Federated Learning upon Large-Scale
-    Smartphone Data, https://arxiv.org/abs/2006.08848) measured the hours of devices.
+    Smartphone Data, https://arxiv.org/abs/2006.08848) measured when devices are
+    available.
 
     Attributes:
-        hours: For each client, in order, the hours in which it is available, from 0 to
-            `period` - 1. A round takes one hour.
-        period: The number of hours after which `hours` repeat, >= 1. 24: a day, 168: a
-            week.
+        hours: The hours in which each client is available, from 0 to `period` - 1, in
+            client order. A round takes one hour.
+        period: The number of hours after which `hours` repeat, >= 1: 24 for a day, 168
+            for a week.
         seed: The seed of the cohorts, >= 0.
 
     Raises:
@@ -327,10 +329,10 @@ class AvailabilitySampler:
 
     @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
-        """Draw clients: see `Sampler`.
+        """Return the clients. The arguments are as in `Sampler.sample`.
 
         Raises:
-            ConfigError: `hours` has another number of clients.
+            ConfigError: The length of `hours` is not `num_clients`.
         """
         if len(self.hours) != num_clients:
             raise errors.ConfigError(
@@ -365,18 +367,18 @@ def _read_metric(client: int, found: ClientMetrics, name: str) -> float:
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class PowerOfChoiceSampler:
-    """Draws the `k` clients with the largest losses of `num_candidates` candidates.
+    """Draws random candidates, and chooses the `k` candidates with the largest losses.
 
     Candidates are drawn anew for each round and evaluated with the server's weights.
-    This is pi_pow-d of Cho et al. Clients without examples come last, and of equal
-    losses, the first client's counts.
+    This is pi_pow-d of Cho et al. Clients without examples come last. If losses are
+    equal, the client with the smaller index comes first.
 
     Attributes:
         num_candidates: The number of candidates, d of the paper, >= `k`. If it is `k`,
             all candidates take part.
-        weights: One for each client, as for `WeightedSampler`, which draws the
-            candidates; the paper uses the clients' shares of the data. None: each set
-            of candidates is equally likely.
+        weights: The weights by which candidates are drawn, as in `WeightedSampler`. The
+            paper uses the clients' shares of the data. If None, each set of candidates
+            is equally likely.
         seed: The seed of the candidates, >= 0.
         metric: The name of the metric to choose by. Clients with larger values come
             first.
@@ -405,11 +407,11 @@ class PowerOfChoiceSampler:
         k: int | None,
         seen: Mapping[int, ClientMetrics],
     ) -> list[int]:
-        """Draw candidates: see `AdaptiveSampler`.
+        """Return the candidates. The arguments are as in `AdaptiveSampler.propose`.
 
         Raises:
             ConfigError: There are fewer clients than candidates, fewer candidates than
-                `k`, or no `k`.
+                `k`, or `k` is None.
         """
         del seen
         _read_size(k, self.num_candidates, "candidates of the sampler")
@@ -424,10 +426,10 @@ class PowerOfChoiceSampler:
     def choose(
         self, round_index: int, k: int | None, candidates: Mapping[int, ClientMetrics]
     ) -> list[int]:
-        """Choose clients: see `AdaptiveSampler`.
+        """Return the clients. The arguments are as in `AdaptiveSampler.choose`.
 
         Raises:
-            ConfigError: Clients have no such metric.
+            ConfigError: The clients do not have the metric of this sampler.
         """
         del round_index
         losses = {c: _read_metric(c, m, self.metric) for c, m in candidates.items()}
@@ -438,28 +440,28 @@ class PowerOfChoiceSampler:
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class OortSampler:
-    """Draws `k` clients: some whose losses were large, and some that were not seen.
+    """Draws `k` clients: some whose losses were large, and some that are new.
 
     In round R, counted from 1, the utility of a client that was drawn last in round L,
     with n examples and the loss f, is
 
         n f + sqrt(0.1 log(R) / L)
 
-    where n f is at most its 95th percentile over clients. To draw m of the clients that
-    were seen, the sampler takes 95 % of the m-th largest utility as a cutoff. Of the
-    clients above it, m are drawn in proportion to their utilities. The share of clients
-    that were not seen so far is `exploration` in the first round, and falls by the
-    factor `decay` in each round to `least_exploration`.
+    where n f is at most its 95th percentile over clients. To draw m clients that are
+    not new, the sampler takes 95 % of the m-th largest utility as a cutoff. From the
+    clients above the cutoff, m are drawn in proportion to their utilities. The share of
+    new clients is `exploration` in the first round. It is multiplied by `decay` in each
+    round until it is `least_exploration`.
 
     This is Algorithm 1 of Lai et al. with two differences. All clients are equally
-    fast. And f is the mean loss of a client's examples, where the paper has the root of
-    their mean square: a client's metrics do not have that.
+    fast. And f is the mean loss of a client's examples. The paper has the root of their
+    mean square, which a client's metrics do not have.
 
     Attributes:
         exploration: The share of new clients in the first round, epsilon of the paper,
             0 to 1.
-        decay: The factor of epsilon in each round, 0 to 1.
-        least_exploration: The least epsilon, 0 to 1.
+        decay: The factor of this share in each round, 0 to 1.
+        least_exploration: The least share of new clients, 0 to 1.
         seed: The seed of all draws, >= 0.
         metric: The name of the metric that is f.
 
@@ -489,11 +491,11 @@ class OortSampler:
         k: int | None,
         seen: Mapping[int, ClientMetrics],
     ) -> list[int]:
-        """Draw clients: see `AdaptiveSampler`.
+        """Return the clients. The arguments are as in `AdaptiveSampler.propose`.
 
         Raises:
-            ConfigError: There are fewer clients than `k`, there is no `k`, or clients
-                have no such metric.
+            ConfigError: There are fewer clients than `k`, `k` is None, or the clients
+                do not have the metric of this sampler.
         """
         size = _read_size(k, num_clients, "clients")
         generator = _generator(self.seed, round_index)
@@ -526,7 +528,7 @@ class OortSampler:
     def choose(
         self, round_index: int, k: int | None, candidates: Mapping[int, ClientMetrics]
     ) -> list[int]:
-        """Return all candidates: see `AdaptiveSampler`."""
+        """Return all candidates, because `propose` has already drawn the clients."""
         del round_index, k
         return sorted(candidates)
 
@@ -539,8 +541,8 @@ def _draw_in_proportion(
 ) -> list[int]:
     """Draw clients one after another, each time in proportion to their weights.
 
-    `uniform` has a number from above 0 to 1 for each client. Clients of weight 0 come
-    last.
+    `uniform` has a random number for each client, above 0 and at most 1. Clients of
+    weight 0 come last.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         keys = np.log(uniform) / weights  # of u^(1/w), without underflow

@@ -1,1 +1,1 @@
-"""Values that travel: plain values, components, references to clients, sequences."""
+"""The forms in which values are checked, sent between processes and stored."""

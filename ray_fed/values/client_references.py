@@ -1,9 +1,9 @@
-"""Clients by reference: names of their values, which workers read.
+"""References to clients' values, which a worker reads when it needs them.
 
-    ClientSource    the values of all clients: arrays, or a function of the client
+    ClientSource    reads a client's value from memory, a file or a user's function
     HeldSource      a source whose values are in this process
     ClientMember    one client of a source, in place of its value
-    ClientReference the same for users, with the client's id and weight
+    ClientReference a `ClientMember` for users, with the client's id and weight
     ClientRun       some clients in order, in place of a value placed at clients
     NamedClients    a list with a value for each client, and the clients' ids
     ListCache       makes a `ClientRun` of a list that is passed several times
@@ -42,16 +42,17 @@ _logger = logging.getLogger(__name__)
 
 
 class ClientSource:
-    """The values of all clients of one kind, by position.
+    """Reads the value of a client, which it knows by its position.
 
     Attributes:
         token: Identifies the source. Sources with the same token have the same values.
-        is_resident: Whether a cache is useless, because a read takes no time besides a
-            read of `base`.
+        is_resident: Whether values need no cache, because a read takes no time beyond
+            the read of `base`.
         opens_once: Whether the first read opens resources that all further reads need.
             A reader should then keep the source.
         num_bytes: Bytes of the arrays in this process.
-        base: The source whose values this one rearranges, or None if it has its own.
+        base: The source whose values this source transforms, or None if it reads values
+            by itself.
     """
 
     token: str
@@ -61,7 +62,7 @@ class ClientSource:
     base: "ClientSource | None" = None
 
     def read(self, position: int) -> Plain:
-        """Return a client's plain value, which is made from its value in the base.
+        """Return the value of the client at `position`, as `plain_values` describes it.
 
         Raises ValueMismatchError if the value does not have the type of the source, and
         ComputationError if it could not be read.
@@ -69,7 +70,7 @@ class ClientSource:
         return self.arrange(self.read_base(position), position)
 
     def read_base(self, position: int) -> Plain:
-        """Return a client's value in `base`; see `read`."""
+        """Return the client's value in `base`. It raises the errors of `read`."""
         if self.base is None:
             raise NotImplementedError(f"{type(self).__name__} has no base.")
         return self.base.read(position)
@@ -80,45 +81,45 @@ class ClientSource:
         return None
 
     def opened(self) -> "ClientSource":
-        """Return the source in this process that this one refers to, or itself."""
+        """Return the source to read from: this one, or its copy from Ray's store."""
         return self
 
     def opened_base(self) -> "ClientSource | None":
-        """Return the base, or None if there is none or it was not opened yet."""
+        """Return `base`, or None if this source has no base or did not open it yet."""
         return self.base
 
     def arrange(self, value: Plain, position: int) -> Plain:
-        """Return a client's value, made from its value in `base`."""
+        """Return a client's value. `value` is the client's value in `base`."""
         raise NotImplementedError(f"{type(self).__name__} has no base: {position}")
 
     def over(self, base: "ClientSource") -> "ClientSource":
-        """Return this source with another base that has the same values."""
+        """Return a copy of this source that reads the same values from another base."""
         raise NotImplementedError(f"{type(self).__name__} has no base: {base}")
 
     def describe(self) -> dict[str, Any]:
-        """Return properties that decide the values and are quick to read, as JSON."""
+        """Return JSON facts that decide the clients' values and are quick to read."""
         return {} if self.base is None else self.base.describe()
 
     def check_batches(self, position: int, client: Hashable) -> None:
-        """Check that the columns of each batch of a client have one number of rows.
+        """Raise if tensors of a client's batch have different numbers of rows.
 
         A value that is not in this process is checked when it is read. Sources that
-        make batches of rows do not check. Raises ValueMismatchError with the client and
+        make batches of rows do not check. The ValueMismatchError names the client and
         the batch.
         """
         if self.base is not None:
             self.base.check_batches(position, client)
 
     def occasion(self) -> Hashable:
-        """Return the call on which the values depend, or None if they never change.
+        """Return a key of the current call if values change with calls, or None.
 
-        It is read from the random key of the current work.
+        The key is read from the random key of the current work.
         """
         return None
 
 
 class HeldSource(ClientSource):
-    """A source whose plain values are in this process, by position."""
+    """A source of clients' values that are in the memory of this process."""
 
     is_resident = True
 
@@ -140,7 +141,7 @@ class HeldSource(ClientSource):
 
 
 def check_rows(value: Plain, client: Hashable) -> None:
-    """Check that the columns of each batch have one number of rows. Warn of NaN."""
+    """Raise if a batch has tensors with different numbers of rows. Warn of NaN."""
     if not isinstance(value, ColumnarSequence):
         return
     floats = (column.rows for column in value.columns if column.rows.dtype.kind == "f")
@@ -168,19 +169,19 @@ def check_rows(value: Plain, client: Hashable) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ClientMember:
-    """The client at a position of a source, in place of its value."""
+    """A reference to one client of a source, which stands for the client's value."""
 
     source: ClientSource
     position: int
 
     def read(self) -> Plain:
-        """Return the plain value; see `ClientSource.read`."""
+        """Return the client's value, or raise as `ClientSource.read` does."""
         return self.source.read(self.position)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ClientReference(ClientMember):
-    """A client of a source, as users see it.
+    """A reference to one client's data, which users can pass in place of the data.
 
     Attributes:
         type_signature: Type of the client's value.
@@ -202,13 +203,13 @@ class ClientReference(ClientMember):
         _check_type(self.type_signature, type_spec)
 
     def check_batches(self) -> None:
-        """Check the batches of the client, see `ClientSource.check_batches`."""
+        """Check the client's batches as `ClientSource.check_batches` does."""
         self.source.check_batches(self.position, self.id)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientRun(ClientSequence):
-    """Some clients of a source, in place of a value placed at clients.
+    """A reference to some clients of a source, which stands for a list of their values.
 
     Attributes:
         type_signature: Type of one client's value.
@@ -238,7 +239,7 @@ class ClientRun(ClientSequence):
         return ClientRun(self.source, self.type_signature, self.positions[cut], weights)
 
     def without(self, dropped: Sequence[int]) -> "ClientRun":
-        """Return the clients without those at the positions `dropped` of this run."""
+        """Return a run without the clients at the indices `dropped` of this run."""
         weights = None if self.weights is None else np.delete(self.weights, dropped)
         positions = np.delete(self.positions, dropped)
         return ClientRun(self.source, self.type_signature, positions, weights)
@@ -249,7 +250,7 @@ class ClientRun(ClientSequence):
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """A key that is equal for runs with equal values."""
+        """A key that is equal for runs of the same clients."""
         return self.source.token, self.positions.tobytes()
 
 
@@ -287,7 +288,7 @@ def advise_label_type(dtype: np.dtype[Any], shape: Sequence[int | None] | None) 
 
 
 def _advise(wanted: fl.Type, found: fl.Type) -> str:
-    """Return advice for an error: how to get `wanted` from `found`, or ""."""
+    """Return advice for a user whose data has another type than `wanted`, or ""."""
     sequences = isinstance(wanted, fl.SequenceType), isinstance(found, fl.SequenceType)
     if not all(sequences):
         return ""
@@ -362,10 +363,10 @@ def _gather(value: object) -> ClientRun | None:
 
 
 def plain_id(client: Any) -> Any:
-    """Return an id in types of Python.
+    """Return a client's id with NumPy scalars replaced by Python objects.
 
-    NumPy's numbers and strings are equal to Python's, but have other texts. The order
-    of shuffled rows depends on this text, and must be the same for both.
+    The order of a client's shuffled rows depends on the text of its id. NumPy's scalars
+    equal Python's numbers and strings, but have other texts.
     """
     if isinstance(client, tuple) and not hasattr(client, "_fields"):
         return tuple(map(plain_id, cast("tuple[Any, ...]", client)))
@@ -391,7 +392,7 @@ class NamedClients(list[Any]):
 
 
 ClientIds: TypeAlias = tuple[Hashable, ...]
-"""The ids in one client's value: none, one, or one for each reference in a tuple."""
+"""The ids of all `ClientReference`s in one client's value, which may be a tuple."""
 
 
 def check_pairs(arg: Plain, type_spec: fl.Type | None) -> None:
@@ -469,10 +470,10 @@ def _no_pair(
 
 
 _LEAST_BYTES = 64 * 1024
-"""Minimum bytes of a cached list. A smaller one is sent as fast as a reference."""
+"""Minimum bytes of a cached list. A smaller list is sent as fast as a reference."""
 
 _SEEN_LISTS = 64
-"""Number of lists that were passed once and of which only a hash is remembered."""
+"""Number of lists that were passed once and whose hashes are remembered."""
 
 _SAMPLED_ARRAYS, _SAMPLED_BYTES = 64, 128
 
@@ -537,7 +538,7 @@ class _Content:
         return found.digest()
 
     def equals(self, other: "_Content") -> bool:
-        """Return whether the content of a list equals this copy, byte for byte."""
+        """Return whether both contents are equal, byte for byte."""
         return self.structure == other.structure and all(
             map(operator.eq, self.arrays, other.arrays)
         )
@@ -553,13 +554,13 @@ class _Content:
 class ListCache:
     """Recognizes lists of client values that are passed again, by their content.
 
-        first time     a hash of a sample is remembered     second time    the list is
-    copied, and a `ClientRun` replaces it     later          the list is compared with
-    the copy, byte for byte
+        first time     a hash of a sample of the list is remembered
+        second time    the list is copied, and a `ClientRun` of the copy replaces it
+        later          the list is compared with the copy, byte for byte
 
-    Workers can then cache the clients' data. A modified list is a new one. Any thread
-    may use this. Each copied list counts twice for `max_bytes`, because its sequences
-    are copied again as columns. The least recently used list is dropped.
+    Workers can then cache the clients' data. A modified list counts as a new list. Any
+    thread may use this. Each copied list counts twice for `max_bytes`, because its
+    sequences are copied again as columns. The least recently used list is dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -576,8 +577,8 @@ class ListCache:
     ) -> Sequence[Plain]:
         """Return the plain values of a list of clients, or a `ClientRun` for them.
 
-        `read` converts such a list to plain values. It is not called for a recognized
-        list.
+        `member` is the type of one client's value. `read` converts a list of clients to
+        plain values, and is not called for a recognized list.
         """
         content = _Content.of(members) if self._max_bytes else None
         if content is None or content.num_bytes < _LEAST_BYTES:

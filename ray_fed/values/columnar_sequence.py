@@ -1,7 +1,7 @@
 """Sequences as columns: one array for each tensor of the element type.
 
-As columns, a client's dataset is sent and sliced without copies, and it is the input of
-a graph as it is. The federated type of a tensor decides its layout:
+As columns, a client's dataset is sent, sliced and passed to a graph without copies. The
+federated type of a tensor decides its layout:
 
     element shape fixed           f32[784]      rows f32[n, 784]        splits None
     leading dimension unknown     f32[?, 784]   rows f32[sum, 784]      splits i64[n+1]
@@ -60,7 +60,7 @@ class Column:
     """One tensor of every element of a sequence, in element order.
 
     Attributes:
-        rows: The rows of all elements, see the table of this module.
+        rows: The rows of all elements, in the layout of the module's table.
         splits: i64[n + 1]: element i is `rows[splits[i]:splits[i + 1]]`. If None,
             element i is `rows[i]`.
     """
@@ -84,7 +84,7 @@ class Column:
         return self.rows[self.splits[index] : self.splits[index + 1]]
 
     def with_splits(self) -> "Column":
-        """Return the column with splits. Elements without splits may not be scalars."""
+        """Return the same column with splits. Its elements must not be scalars."""
         if self.splits is not None:
             return self
         length, size, *rest = self.rows.shape
@@ -102,7 +102,7 @@ class Column:
 
     @property
     def batch_size(self) -> int | None:
-        """The size of all elements, of which the last may be smaller, or None."""
+        """The number of rows of each element but the last, or None if it differs."""
         if self.splits is None or not len(self.splits[1:]):
             return None
         sizes = np.diff(self.splits)
@@ -112,7 +112,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColumnarSequence:
-    """The plain value of a `SequenceType`.
+    """A sequence of structures of tensors: the plain value of a `SequenceType`.
 
     `columns` has a column for each tensor of the element type, in the type's order.
     """
@@ -146,8 +146,8 @@ class ColumnarSequence:
 class Sizes:
     """The sizes of a sequence whose elements all have the same shapes.
 
-    `batches` has the leading dimension of each column's elements, or None if the type
-    fixes it.
+    `batches` has the first dimension of the elements, for each column. It is None for
+    columns whose type fixes this dimension.
     """
 
     length: int
@@ -159,10 +159,10 @@ def lay_column(
     dtype: np.dtype[np.generic],
     shape: Dims,
 ) -> Column:
-    """Concatenate the tensors of one column, of `dtype` and compatible with `shape`.
+    """Build a column from one tensor for each element of a sequence.
 
-    The result is read-only if it is a copy. A single tensor with an unknown first
-    dimension is not copied. Strings have the dtype object.
+    The tensors fit `dtype` (object for strings) and `shape`. The result is read-only if
+    it is a copy. A single tensor with an unknown first dimension is not copied.
     """
     fixed = [] if shape is None else [size for size in shape if size is not None]
     if shape is not None and len(fixed) == len(shape):
@@ -185,7 +185,7 @@ def lay_column(
 
 
 def join_columns(parts: Sequence[Column]) -> Column:
-    """Concatenate at least one column of one layout."""
+    """Concatenate one or more columns that have the same layout."""
     if len(parts) == 1:
         return parts[0]
     laid = lock(np.concatenate([part.rows for part in parts]))

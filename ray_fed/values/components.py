@@ -45,14 +45,14 @@ def _member(type_spec: fl.Type) -> tuple[fl.Type, bool]:
 
 
 def to_containers(components: Components, type_spec: fl.Type) -> Any:
-    """Return components, or objects in their place, in the containers of a type."""
+    """Put components, or any objects instead, into the Python containers of a type."""
     struct = trees.unflatten(iter(components), _unplaced(type_spec))
     alone, _ = fl.framework.transform_type_postorder(type_spec, _as_one)
     return fl.framework.type_to_py_container(struct, alone)
 
 
 def _as_one(type_spec: fl.Type) -> tuple[fl.Type, bool]:
-    """Replace values that differ by client by a type without containers."""
+    """Replace the type of values that differ by client by the type of one tensor."""
     if isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal:
         return fl.TensorType(np.int32), True
     return type_spec, False

@@ -1,9 +1,9 @@
 """Large arrays that graphs refer to by name instead of containing them.
 
-A graph names an array by a hash of its content. Every process that runs the graph needs
-the array in its table. In a driver, the owner of the array adds it. A worker adds an
-array that Ray maps from the shared memory of its machine, so all workers of a machine
-use one copy.
+A graph names an array by a hash of its content. Each process has a table from names to
+arrays, in which its graphs find them. In the user's process, the owner of an array adds
+it to the table. A worker adds an array that Ray maps from the shared memory of its
+machine, so all workers of a machine use one copy.
 """
 
 import functools
@@ -19,13 +19,13 @@ import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 
 PREFIX = "ray_fed_frozen_"
-"""Beginning of the name of each array. It is a valid argument name of a graph."""
+"""Prefix of the name of each array. The name is a valid argument name of a graph."""
 
 _NAME = re.compile(PREFIX.encode() + rb"[0-9a-f]{64}")
 
 
 class FrozenArray:
-    """The bytes of an array. The table has it for as long as it is referenced.
+    """The bytes of an array. The table has the array while code refers to it.
 
     Args:
         name: Name of the array.
@@ -48,20 +48,20 @@ _arrays: weakref.WeakValueDictionary[str, FrozenArray] = weakref.WeakValueDictio
 
 
 def add(name: str, content: NDArray[np.uint8]) -> FrozenArray:
-    """Return the array of a name. If the table has none, add one with this content."""
+    """Return the array `name` of the table. If it is new, add it with `content`."""
     return _arrays.setdefault(name, FrozenArray(name, content))
 
 
 def find(name: str) -> FrozenArray | None:
-    """Return the array of a name, or None if this process has no such array."""
+    """Return the array `name` of the table, or None if it is not there."""
     return _arrays.get(name)
 
 
 def get(name: str) -> FrozenArray:
-    """Return the array of a name.
+    """Return the array `name` of the table.
 
     Raises:
-        ContextStateError: This process does not have the array.
+        ContextStateError: The table does not have the array.
     """
     found = find(name)
     if found is None:

@@ -13,8 +13,8 @@ class LruCache(Generic[_Key, _Value]):
     """Maps keys to at most `limit` values and drops the least recently used value.
 
     Values must not be None. Several threads may use one cache. `on_drop` is called with
-    each value that leaves. `max_weight` limits the sum of weights, such as bytes, which
-    is `weight`. The latest `least` values stay regardless of their weight.
+    each dropped value. `weight` is the sum of the values' weights, such as bytes, and
+    at most `max_weight`. The `least` most recently used values stay in any case.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class LruCache(Generic[_Key, _Value]):
         self._lock = threading.RLock()
 
     def get(self, key: _Key, make: Callable[[], _Value], weight: float = 0) -> _Value:
-        """Return the value of a key, or make and put it.
+        """Return the value of a key, which `make` returns if there is no value yet.
 
         If several threads miss a key at once, each makes a value. All of them return
         the first value that was put, and the others are dropped.

@@ -1,4 +1,4 @@
-"""Conversion of Python values to plain values, with a check of their type, and back.
+"""Converts users' values to plain values, with a check of their type, and back.
 
 Users pass many kinds of containers, datasets and numbers. Inside ray_fed there are only
 *plain values*:
@@ -8,8 +8,8 @@ Users pass many kinds of containers, datasets and numbers. Inside ray_fed there 
     SequenceType    `ColumnarSequence`
     FederatedType   the member's plain value, or a list with one for each client
 
-In any of these places, `External` can stand for a value in a file, `ClientRun` for the
-values of clients, and `ClientMember` for one client's value.
+Three objects can replace a plain value that is not read yet: `External` a value in a
+file, `ClientRun` a list of clients' values, and `ClientMember` one client's value.
 
 Plain values can be pickled, need neither names nor TensorFlow, and are read-only by
 convention. Their types are not checked again.
@@ -53,7 +53,7 @@ _PACKED_TYPES = 256
 
 
 def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plain:
-    """Check a value against the type of a tensor and return a NumPy value."""
+    """Convert a value to a NumPy scalar or array, or raise ValueMismatchError."""
     if isinstance(value, fl.program.MaterializableValueReference):
         raise _tensor_error(value, type_spec, label)  # numpy would compute its value
     if hasattr(value, "numpy") and hasattr(value, "dtype"):
@@ -81,9 +81,9 @@ def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plai
 
 
 def own(plain: Plain) -> Plain:
-    """Return a plain value that the caller's code cannot change.
+    """Return a plain value that no other code can change, with read-only arrays.
 
-    Its arrays are read-only. Writable arrays are copied.
+    Only writable arrays are copied.
     """
     match plain:
         case tuple() | list():
@@ -98,7 +98,7 @@ def own(plain: Plain) -> Plain:
 
 
 def copy_plain(plain: Plain) -> Plain:
-    """Return an equal value with writable arrays that share no memory with it."""
+    """Return a copy of a plain value. Its arrays are writable and share no memory."""
     if isinstance(plain, tuple):
         return tuple(map(copy_plain, cast("tuple[Plain, ...]", plain)))
     if isinstance(plain, columnar_sequence.ColumnarSequence | np.ndarray):
@@ -107,10 +107,10 @@ def copy_plain(plain: Plain) -> Plain:
 
 
 def gather_arrays(values: Sequence[Any], type_spec: fl.Type) -> list[Plain] | None:
-    """Return values of one type as plain values if they have only NumPy arrays.
+    """Convert values that have only NumPy arrays, in tuples or lists for structs.
 
-    This takes a tenth of the time of a check of each value. Structs are tuples or
-    lists. The result is None if a value has another form or may be wrong.
+    This takes a tenth of the time of a check of each value. The result is None if a
+    value has another form, or may not have the type.
     """
     if isinstance(type_spec, fl.TensorType):
         return list(values) if _are_arrays(values, type_spec) else None
@@ -284,7 +284,7 @@ _PYTHON_NUMBERS = {bool, int, float, complex}
 def _holds_numbers(value: Any, dtype: np.dtype[Any]) -> bool:
     """Return whether nested lists have only Python numbers, or arrays of a dtype.
 
-    Arrays are not cast. Raw memory has no numbers.
+    Arrays are not cast. Raw memory, such as `bytes`, has no numbers.
     """
     if isinstance(value, list | tuple):
         members = cast("Sequence[Any]", value)
@@ -297,7 +297,7 @@ def _holds_numbers(value: Any, dtype: np.dtype[Any]) -> bool:
 
 
 _EXACT = 2**53
-"""Whole numbers up to this one are exact in float64."""
+"""Whole numbers up to this number are exact in float64."""
 
 
 def _are_equal(array: NDArray[Any], numbers: NDArray[Any]) -> bool:
@@ -340,12 +340,11 @@ _KINDS: Mapping[type, str] = {bool: "b", int: "iu", float: "f", complex: "c"}
 def lay_alike(
     elements: Sequence[Any], element: fl.Type
 ) -> list[columnar_sequence.Column] | None:
-    """Return the elements of a sequence as columns if they are all alike.
+    """Return the elements of a sequence as columns if they are all alike, or None.
 
     Elements are alike if they are numbers of one Python type, arrays of one dtype, or
-    dicts of these with the same names. Otherwise, or if an element may be wrong, the
-    result is None. Other elements must be checked one by one, which takes about 13 us
-    for each tensor.
+    dicts of these with the same names. If they are not, or may not have the type, the
+    caller must check them one by one, which takes about 13 us for each tensor.
     """
     values = _leaves(elements, element) if elements else None
     if values is None:
@@ -359,7 +358,7 @@ def lay_alike(
 
 
 def _leaves(elements: Sequence[Any], element: fl.Type) -> list[Sequence[Any]] | None:
-    """Return a list of values for each tensor of the type, or None if not alike."""
+    """Return all values of each tensor of the type, or None if elements differ."""
     if isinstance(element, fl.TensorType):
         return [elements]
     if not isinstance(element, fl.StructType) or set(map(type, elements)) != {dict}:
@@ -430,7 +429,7 @@ _ALL = 2**62
 
 
 def to_plain_sequence(value: object, type_spec: fl.SequenceType, label: str) -> Plain:
-    """Check a dataset, a list or another iterable and return its columns."""
+    """Convert a dataset, list or other iterable to columns, or raise an error."""
     if isinstance(value, columnar_sequence.ColumnarSequence):
         return value
     element = type_spec.element
@@ -486,7 +485,7 @@ def _read_elements(
     type_spec: fl.SequenceType,
     label: str,
 ) -> columnar_sequence.ColumnarSequence:
-    """Read elements in bounded steps. A list or an array is read in one step."""
+    """Read `elements` of `value` in steps. A list or an array is read in one step."""
     element = type_spec.element
     at_hand = isinstance(value, list | tuple | np.ndarray)
     meter = read_limits.Meter(label)
@@ -512,7 +511,7 @@ def _read_elements(
 def _lay(
     elements: Sequence[Any], element: fl.Type, label: str, start: int
 ) -> list[columnar_sequence.Column]:
-    """Check elements of a sequence. The first one has the index `start`."""
+    """Check elements and return their columns. Errors number elements from `start`."""
     types, name = flatten_type(element), _name_of_each(element)
     leaves = [
         trees.flatten(to_plain(member, element, f"{name} {index} of {label}"))
@@ -545,7 +544,7 @@ def _detach_each(
 
 
 def _detach(value: Any) -> Any:
-    """Return a copy of an element, or None if it is of an unusual kind."""
+    """Return a copy of an element that is a number, an array or a dict, or None."""
     kind = type(value)
     if kind is np.ndarray:
         return value.copy()
@@ -604,8 +603,8 @@ def _length_of(dataset: Any, label: str) -> int:
 
 def _endless(label: str, found: str) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
-        f"Expected {label} to end, found {found} without end: take as many elements of"
-        " it as the client has."
+        f"Expected {label} to end, found {found} without end: take the number of"
+        " elements that the client has."
     )
 
 
@@ -632,7 +631,7 @@ def _step_size(specs: Sequence[tuple[fl.TensorType, Any]], length: int) -> int:
 def _read_batches(
     batches: Iterator[Any], element: fl.Type, label: str
 ) -> Iterator[list[columnar_sequence.Column] | None]:
-    """Yield the columns of each batch. Yield None and stop if one is not readable."""
+    """Yield the columns of each batch. Yield None and end if a batch is unreadable."""
     while True:
         try:
             stacked = next(batches, None)
@@ -665,7 +664,7 @@ def _tensors_of(
 def _column_of(
     stacked: Any, type_spec: fl.TensorType
 ) -> columnar_sequence.Column | None:
-    """Return the batched tensors of elements as a column; None if the type differs."""
+    """Return a batch of elements' tensors as a column, or None if types differ."""
     declared = type_spec.shape
     is_of_type = stacked.dtype == storage_dtype(type_spec) and fits_shape(
         stacked.shape[1:], declared
@@ -677,7 +676,7 @@ def _column_of(
 
 
 def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
-    """Return a plain value in the Python containers that its type declares.
+    """Convert a plain value to the Python containers that its type declares.
 
     A struct without a container becomes an OrderedDict if it has names, otherwise a
     tuple. Strings are bytes, and a sequence is a list. federated_language takes about
@@ -751,7 +750,7 @@ def to_plain(
     label: str = "the value",
     lists: ListCache | None = None,
 ) -> Plain:
-    """Check a Python value against its type and return the plain value.
+    """Convert a user's value to a plain value, with a check of its type.
 
     `Stored`, `StoredComponents`, `External` and `ClientMember` are returned unread.
     Values are not cast, but Python numbers take the declared dtype if it represents
@@ -842,7 +841,7 @@ def _plain_federated(
 
 
 def to_plain_around_datasets(value: object, type_spec: fl.Type, label: str) -> Any:
-    """Return the result of `to_plain`, but leave datasets unread."""
+    """Convert a user's value as `to_plain` does, but keep datasets unread."""
     match type_spec:
         case fl.SequenceType() if is_dataset(value):
             return value
@@ -891,9 +890,9 @@ def _has_dataset(value: object, type_spec: fl.Type) -> bool:
 
 
 def as_structs(value: Any, type_spec: fl.Type | None) -> Any:
-    """Return a caller's value with a Struct for each struct of its type.
+    """Return a caller's value with a Struct for each struct of `type_spec`.
 
-    A value of another type is returned unchanged.
+    A value that does not fit the type is returned unchanged.
     """
     match type_spec:
         case fl.StructType():

@@ -1,11 +1,12 @@
 """Limits on reading clients' data, so that data without end raises an error.
 
-    limited, Meter         while data is read
-    Work, interruptible    while a call, for example of TensorFlow, blocks the thread
+    limited, Meter         end the reading of data that is too long or not needed
+    Work, interruptible    end a call, such as one of TensorFlow, that blocks a thread
 
 Sequences are read in steps. After each step, a `Meter` checks that a caller still waits
 for the value and that the sequence is within its limit. The code that starts the work
-sets both in context variables, which asyncio tasks and calls to other threads inherit.
+sets the limits and the check for a caller in context variables. Asyncio tasks and calls
+to other threads inherit them.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from typing import Any
 import ray_fed.errors as errors
 
 STEP_BYTES = 2**20
-"""Size of a step, if the size of the elements is known."""
+"""Bytes to read in one step, if the size of the elements is known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +28,12 @@ class Limits:
 
     Attributes:
         num_bytes: Maximum bytes of the tensors of one sequence, > 0.
-        advice: The next step of a user who needs more. It ends the error.
+        advice: What a user who needs more can do. It is the error's last sentence.
         protocols: Protocols of URIs that are allowed, besides local files and "memory".
     """
 
     num_bytes: int = 2**30
-    advice: str = "Pass a list of its elements if it is to be as large."
+    advice: str = "If the data should be so large, pass a list of its elements."
     protocols: tuple[str, ...] = ()
 
 
@@ -74,13 +75,13 @@ def limits() -> Limits:
 
 
 def check() -> None:
-    """Raise if no caller waits for the value; see `limited` and `Work`."""
+    """Raise an error if no caller waits any longer for the value that is read."""
     check_cancelled()
     _check.get()()
 
 
 class Work:
-    """A coroutine that a thread runs for a caller.
+    """Lets a caller stop a coroutine that another thread runs.
 
     `task` is set once the coroutine has started. `is_cancelled` says whether the caller
     no longer waits.
@@ -92,16 +93,16 @@ class Work:
         self._interrupt: Callable[[], object] | None = None
 
     def enter(self) -> None:
-        """Make this the work of the current context, for `interruptible`."""
+        """Let `interruptible` and `check_cancelled` in this context use this work."""
         _work.set(self)
 
     def cancel(self) -> None:
-        """Cancel the task. Call this on its thread, after `end_call` freed it."""
+        """Cancel the task. Call this on its thread, after `end_call` unblocked it."""
         if self.task is not None:
             self.task.cancel()
 
     def end_call(self) -> None:
-        """Interrupt the call that blocks the thread, and later ones. Thread-safe."""
+        """Interrupt the call that blocks the thread, and later calls. Thread-safe."""
         self.is_cancelled = True
         interrupt = self._interrupt
         if interrupt is not None:
@@ -109,7 +110,7 @@ class Work:
 
     @contextlib.contextmanager
     def calling(self, interrupt: Callable[[], object]) -> Generator[None]:
-        """Let `end_call` interrupt the `with` block; see `interruptible`."""
+        """Let `end_call` interrupt the `with` block by a call of `interrupt`."""
         self._interrupt = interrupt
         try:
             check_cancelled()
@@ -147,7 +148,7 @@ def interruptible(
 
 
 class Meter:
-    """Counts the bytes that were read of one sequence. `label` names it in errors."""
+    """Counts the bytes read of one sequence, which errors call `label`."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -171,10 +172,10 @@ class Meter:
 
 
 def next_step(count: int, num_bytes: int, largest: int) -> int:
-    """Return how many elements the next step reads, at most twice the last number.
+    """Return how many elements the next step reads: about `STEP_BYTES`.
 
-    All arguments are > 0. `count` and `num_bytes` describe the last step, and `largest`
-    limits any step.
+    The last step read `count` elements of `num_bytes` together. The next step reads at
+    most `2 * count` and at most `largest`. All arguments are > 0.
     """
     fitting = count * STEP_BYTES // max(1, num_bytes)
     return max(1, min(2 * count, fitting, largest))

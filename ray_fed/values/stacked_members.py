@@ -15,15 +15,15 @@ from ray_fed.language import trees
 from ray_fed.language.structs import Plain
 
 _MOST_BYTES = 64 * 1024
-"""Maximum bytes of a tensor. Copying a larger one takes longer than pickling it."""
+"""Maximum bytes of a tensor. Copying a larger tensor takes longer than pickling it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StackedMembers:
-    """The plain values of two or more clients with one structure.
+    """The plain values of two or more clients that have the same structure.
 
-    `template` is the structure as nested tuples, with the index of each tensor. The
-    first dimension of each of `arrays` is the client.
+    `template` is the structure as nested tuples, with the index of each tensor in
+    `arrays`. The first dimension of each array is the client.
     """
 
     template: Any
@@ -31,7 +31,7 @@ class StackedMembers:
 
     @classmethod
     def of(cls, value: Plain) -> "Self | None":
-        """Return a list of values in this form, or None if they are not alike."""
+        """Stack a list of clients' values, or return None if they are not alike."""
         if not isinstance(value, list):
             return None
         members = cast("list[Plain]", value)

@@ -1,4 +1,4 @@
-"""Objects that stand for values which are stored elsewhere, and parts of arguments."""
+"""Placeholders for values that are stored elsewhere, such as in Ray's object store."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ from ray_fed.values import columnar_sequence
 class Stored:
     """A plain value in an object store.
 
-    `reference` belongs to the store, and is opaque here. `num_bytes` is about the size
-    of the value's arrays, or 0 if unknown.
+    Only the store reads `reference`. `num_bytes` is about the size of the value's
+    arrays, or 0 if unknown.
     """
 
     reference: object
@@ -44,7 +44,7 @@ class StoredComponents:
 
 @dataclasses.dataclass(frozen=True)
 class External:
-    """A value in a file, which is not read yet. The URI is valid for the executor."""
+    """A value in a file that is not read yet. The executor can open the URI."""
 
     uri: str
 
@@ -65,7 +65,7 @@ value, such as `Stored`, `StoredComponents` or `External`."""
 class StoredClients(ClientSequence):
     """The values of contiguous clients, as a range of a list in an object store.
 
-    `reference` belongs to the store, and is opaque here.
+    Only the store reads `reference`.
     """
 
     reference: object
@@ -106,7 +106,7 @@ def placed_parts(
 
 
 def slice_clients(arg: Plain, type_spec: fl.Type | None, clients: range) -> Plain:
-    """Return an argument with the values of contiguous clients only."""
+    """Return an argument with the values of the given clients only, by index."""
     if type_spec is None:
         return None
     parts = (
@@ -124,7 +124,7 @@ def is_listed(value: object) -> bool:
 
 
 def client_sequence(value: object, type_spec: fl.Type) -> ClientValues:
-    """Return a value placed at clients as a sequence."""
+    """Return `value` if it is a sequence of clients' values, or raise an error."""
     if not isinstance(value, list | tuple | ClientSequence):
         raise errors.ValueMismatchError(
             f"Expected a list or tuple with a value for each client for `{type_spec}`,"
@@ -187,7 +187,7 @@ def _sequences_in(value: Plain) -> list[columnar_sequence.ColumnarSequence]:
 
 
 def sizes_of_sequences(value: Plain) -> list[int]:
-    """Return the number of rows of each batch, or the number of other elements."""
+    """Return the rows of each batch in a value, or the lengths of other sequences."""
     sizes: list[int] = []
     for each in _sequences_in(value):
         for first in each.columns[:1]:

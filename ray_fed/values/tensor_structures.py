@@ -1,4 +1,4 @@
-"""The types of structures of tensors."""
+"""Types of structures of tensors, such as the rows and batches of clients."""
 
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ def storage_dtype(type_spec: fl.TensorType) -> np.dtype[Any]:
 
 
 def flatten_type(type_spec: fl.Type) -> list[fl.TensorType]:
-    """Return the tensors of a structure of tensors, in order."""
+    """Return the types of a structure's tensors, in order, or raise an error."""
     leaves = trees.leaf_types(type_spec)
     if not all(isinstance(leaf, fl.TensorType) for leaf in leaves):
         raise errors.ValueMismatchError(

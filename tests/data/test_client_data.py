@@ -493,7 +493,7 @@ def from_values(values: Any, **more: Any) -> Any:
         (lambda: from_ids([1, (2, [3])]), r"can be hashed, .* found `\(2, \[3\]\)`"),
         (
             lambda: from_ids("abab"),
-            "an id of its own for each .*found `'a'` .* 2 times",
+            "a different id for each .*found `'a'` .* 2 times",
         ),
         (lambda: from_ids(None), "`ids`, one for each client, found None"),
         (lambda: from_ids([0], 3), "a function as `load`, found 3"),
@@ -735,7 +735,7 @@ def test_filter_leaves_clients_with_so_many_rows() -> None:
         wanted = [who for who in "abc" if WHO.count(who) >= min_rows]
         assert list(data.filter(min_rows=min_rows).ids) == wanted
     assert list(data.take(1).filter(min_rows=2).ids) == []
-    with pytest.raises(errors.ConfigError, match="known, to filter"):
+    with pytest.raises(errors.ConfigError, match="known, as `filter` needs"):
         ClientData.from_function("ab", list, DATASET).filter(min_rows=1)
 
 
@@ -779,9 +779,9 @@ def test_clients_that_do_not_go_together_are_not_joined() -> None:
     data = ClientData.from_table(TABLE, client="who", x="x")
     other = ClientData.from_table(TABLE, client="who", x="y")
 
-    with pytest.raises(errors.ConfigError, match="id of its own"):
+    with pytest.raises(errors.ConfigError, match="a different id for each"):
         data.concat(data)
     with pytest.raises(errors.ValueMismatchError, match="of one type, found `<x=float"):
         data.concat(other)
-    with pytest.raises(errors.ValueMismatchError, match="arranged in one way"):
+    with pytest.raises(errors.ValueMismatchError, match="different ones: call these"):
         data.concat(data.take(1))

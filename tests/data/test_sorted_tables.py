@@ -284,7 +284,7 @@ def test_copies_of_text_with_other_clients_are_refused(
     monkeypatch.setattr("platform.node", lambda: "another")
     path.write_text(changed)
 
-    with pytest.raises(errors.ValueMismatchError, match="when the data was named"):
+    with pytest.raises(errors.ValueMismatchError, match="when the `ClientData` was"):
         data[0].read()
 
 

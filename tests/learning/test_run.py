@@ -492,7 +492,7 @@ def test_a_sampler_that_cannot_be_compared_is_told(
         run(build_tally(), CLIENTS, num_rounds=1, sampler=sampler, storage_path=path)
 
     (message,) = [r.message for r in caplog.records if "sampler" in r.message]
-    assert "First object>`, which does not say how it draws" in message
+    assert "First object>`, whose text does not show its parameters" in message
 
 
 def test_samplers_of_programs_are_those_of_runs() -> None:
@@ -512,7 +512,7 @@ def test_sampler_that_draws_no_clients_is_refused(drawn: list[Any]) -> None:
         def sample(self, *_: object) -> list[Any]:
             return drawn
 
-    with pytest.raises(errors.ConfigError, match="from 0 to 5 and none twice"):
+    with pytest.raises(errors.ConfigError, match=r"different indices .*from 0 to 5"):
         run(build_counter(), CLIENTS, num_rounds=1, sampler=cast("Any", Other()))
     with pytest.raises(errors.ConfigError, match="with a method `sample"):
         run(build_counter(), CLIENTS, num_rounds=1, sampler=cast("Any", drawn))

@@ -584,7 +584,7 @@ def test_file_in_place_of_the_folder_is_told(tmp_path: pathlib.Path) -> None:
 
 
 def test_two_values_of_one_name_are_refused(manager: FileProgramStateManager) -> None:
-    with pytest.raises(errors.ValueMismatchError, match="two of one name"):
+    with pytest.raises(errors.ValueMismatchError, match="two equal names"):
         run(manager.save({"a/b": 1, "a": {"b": 2}}, 0))
 
 
