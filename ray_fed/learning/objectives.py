@@ -187,7 +187,8 @@ def _is_close(one: Any, other: Any) -> bool:
 def find_reshape(loss: Callable[[Any, Any], Any], rows: SampleRows) -> Reshape:
     """Return the change of labels and predictions that a loss needs, usually none.
 
-    If one of the two lacks an axis of the other, the change prevents mixing of rows.
+    If one of the two lacks an axis of the other, the change adds the axis. Otherwise
+    broadcasting would mix rows.
     """
     for reshape in rows.reshapes if len(rows.reshapes) > 1 else ():
         try:
