@@ -52,10 +52,7 @@ class NoiseState(NamedTuple):
 
 
 def check_noise(privacy: Any, state: Any) -> None:
-    """Raise ConfigError if the rounds of a server state had other noise than `privacy`.
-
-    `privacy` is None for a process without noise, and then nothing is checked.
-    """
+    """Raise ConfigError if the rounds of a state had other noise than `privacy` has."""
     if privacy is not None:
         for found in _noise_in(state):
             privacy.check_continues(found.spends, int(found.round_index))
@@ -125,7 +122,6 @@ class Privacy(abc.ABC):
         return self._spend(num_rounds) if self.noise_multiplier else math.inf
 
     def _spend(self, num_rounds: int) -> float:
-        """Return epsilon after rounds with noise, by Rényi accounting."""
         import_extra("dp_accounting", "epsilon")
         parts = [
             (compute_rdp(mechanism), count)

@@ -275,7 +275,6 @@ class RunStorage:
                 raise self._taken(noted)
 
     def _save_clients(self, clients: SavedClientStates, rounds: int) -> bytes:
-        """Save the values of clients, and return the archives of each state as JSON."""
         self._archives[str(rounds)] = clients.write_archives()
         # One more than the states: the oldest is removed after the new one is written.
         for old in list(self._archives)[: -1 - (self._num_to_keep or 0)]:

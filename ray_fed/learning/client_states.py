@@ -549,14 +549,12 @@ class ClientStates:
 
 
 def _lock(value: Any) -> NDArray[Any]:
-    """Return a read-only copy of a value as an array."""
     array = np.array(value)
     array.flags.writeable = False
     return array
 
 
 def _build_nest(initial: Any) -> Callable[[list[NDArray[Any]]], Any]:
-    """Return a function that packs arrays into the structure of a value."""
     if type(initial) in (list, tuple) and not any(map(tf.nest.is_nested, initial)):
         return type(initial)  # 50 times as fast as pack_sequence_as
     return functools.partial(tf.nest.pack_sequence_as, initial)

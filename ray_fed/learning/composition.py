@@ -97,10 +97,7 @@ def require_finite(weights: ModelWeights) -> ModelWeights:
 
 
 def skip_empty(guards: Guards, counts: tf.Tensor, new: Any, old: Any) -> Any:
-    """Return `new`, or `old` if the round had no examples and `guards` skip it.
-
-    `counts` is bool[]: whether the round had examples.
-    """
+    """Return `new` if the round had examples (`counts`), or else `old` or an error."""
     if guards.empty_round == "error":
         flat = require(
             counts,
@@ -548,7 +545,6 @@ def _trace(
 
 
 def _check_aggregation(aggregation: Aggregation, result_type: Any) -> None:
-    """Raise ValueMismatchError unless an aggregation fits the results of clients."""
     state = aggregation.initialize.type_signature.result
     signature = aggregation.next.type_signature
     updates, weights = map(_at_clients, (result_type.update, result_type.weight))

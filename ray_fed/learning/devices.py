@@ -283,7 +283,6 @@ def _read_column(
 
 
 def _by_client(name: str, column: Any, data: Sequence[Any]) -> list[Any]:
-    """Return the values of a column for each client, in the order of the data."""
     if isinstance(column, Mapping):
         named = cast("Mapping[Any, Any]", column)
         ids: Sequence[Any] = getattr(data, "ids", range(len(data)))

@@ -153,9 +153,9 @@ def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> 
 
 
 def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any, Any]:
-    """Return computations of the first state, and of the weights of a state.
+    """Return computations of the first state, and of the weights in a state.
 
-    The state is the state of `training`, or for None the weights alone. Raises
+    A state is the state of `training`, or for None the weights alone. Raises
     ConfigError if `training` trains the weights of another model.
     """
     expect_model(model)

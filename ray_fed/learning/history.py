@@ -215,7 +215,6 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _shown_row(record: "RoundRecord") -> dict[str, Any]:
-    """Return a round as a notebook shows it, with bytes in MB."""
     shown: dict[str, Any] = {}
     for name, value in row_of(record).items():
         way = name.removeprefix("bytes_")

@@ -209,10 +209,7 @@ def _is_mean(loss: Any, rows: SampleRows, reshape: Reshape) -> bool:
 def refusal(
     kind: str, name: str, rows: str, error: Exception
 ) -> errors.ValueMismatchError:
-    """Return the error for a loss or metric that raised `error`.
-
-    `rows` describes the labels and the output that it received.
-    """
+    """Return the error for a loss or metric that raised `error` for some rows."""
     text = str(error).strip() or type(error).__name__
     place = tracebacks.find_place(error_texts.traceback_of(error))
     then = ": set the type of the labels by `label_type`"
@@ -249,10 +246,7 @@ class Measure:
     def add(
         self, sums: Sequence[Any], labels: Any, predictions: Any
     ) -> tuple[Any, ...]:
-        """Return the sums after one more batch, or raise ValueMismatchError.
-
-        `sums` has a value for each variable of the metric.
-        """
+        """Return the variables `sums` after a batch, or raise ValueMismatchError."""
         try:
             reshaped = self.reshape(labels, predictions)
             return tuple(self.metric.stateless_update_state(list(sums), *reshaped))
@@ -262,10 +256,7 @@ class Measure:
             ) from error
 
     def finish(self, sums: Sequence[Any]) -> Any:
-        """Return the metric's result for the values `sums` of its variables.
-
-        Raises ValueMismatchError if the metric raises.
-        """
+        """Return the metric's result for `sums`, or raise ValueMismatchError."""
         values = list(zip(self.metric.variables, sums, strict=True))
         try:
             # Inside the scope, because the result may be a variable.

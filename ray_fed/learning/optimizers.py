@@ -96,11 +96,7 @@ class OptimizerSpec:
         return self._rate if is_one else None
 
     def refuse(self, where: str, **reasons: str) -> None:
-        """Raise ValueMismatchError for a setting that would not work as in `fit`.
-
-        `where` is the place, such as "at the server". `reasons` has the reason by
-        setting.
-        """
+        """Raise ValueMismatchError if the optimizer has a setting in `reasons`."""
         specs = (self, *self._inner.values())
         for name, reason in reasons.items():
             if any(spec._settings.get(name) for spec in specs):
@@ -121,10 +117,7 @@ class OptimizerSpec:
         )
 
     def initial_state(self, model: Model) -> tuple[Any, ...]:
-        """Return `StampedOptimizer.read_state` before the first step, as NumPy arrays.
-
-        The weights are the model's current weights.
-        """
+        """Return the variables before the first step, in `read_state`'s order."""
         optimizer = self.copy()
         optimizer.build(list(model.trainable_variables))
         return tuple(_numpy_of(optimizer.variables))
@@ -185,8 +178,8 @@ class StampedOptimizer:
     def start(self, weights: Sequence[Any], *, begins_anew: bool = True) -> None:
         """Assign the weights before the first step.
 
-        If `begins_anew`, an optimizer that computes variables from the weights does so
-        now.
+        If `begins_anew`, the optimizer's variables that depend on the weights follow
+        them.
         """
         self.assign_weights(weights)
         if self._starts_from_weights and begins_anew:
@@ -339,7 +332,6 @@ def _variable_like(reference: Any) -> Any:
 def _exclude_alike(
     optimizer: Any, references: Sequence[Any], variables: Sequence[Any]
 ) -> None:
-    """Exclude variables from weight decay if the user excluded their references."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay", set[Any]())
     optimizer._exclude_from_weight_decay = {
         optimizer._var_key(variable)

@@ -142,10 +142,7 @@ class LearningProcess:
 
 
 def check_chosen(process: LearningProcess) -> None:
-    """Raise ConfigError for a process with noise, whose guarantee clocks would break.
-
-    A clock of `devices` chooses clients by speed, but the guarantee assumes chance.
-    """
+    """Raise ConfigError for a process with noise, whose clients no clock may choose."""
     if process.privacy is not None:
         raise errors.ConfigError(
             "Expected a process without noise, found one whose guarantee assumes"

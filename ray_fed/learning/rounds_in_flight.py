@@ -323,7 +323,6 @@ class ProcessCalls:
         read: Callable[[Any], concurrent.futures.Future[Any]],
         take_report: Callable[[], RoundReport | None],
     ) -> GoingRound:
-        """Return a `GoingRound` from the values that `next` of the process returned."""
         state, *at_clients, metrics = returned
         has_own = getattr(self._process, "has_client_metrics", False)
         own = read(at_clients.pop()) if has_own else None

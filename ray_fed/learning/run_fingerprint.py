@@ -58,10 +58,7 @@ _INITIAL = ("state:", "client_state:")
 
 
 def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError, with all differences, unless two fingerprints are equal.
-
-    `where` is the place of the saved run.
-    """
+    """Raise ConfigError, with all differences, unless two fingerprints are equal."""
     found = json.loads(json.dumps(found))  # tuples become lists, as in `saved`
     names = [n for n in {**saved, **found} if saved.get(n) != found.get(n)]
     known = saved.get("initialize")
@@ -130,10 +127,7 @@ class ClientsById(Sequence[Any]):
 
 
 def with_ids(data: Sequence[Any] | Mapping[Any, Any]) -> Sequence[Any]:
-    """Return data of clients as a sequence with the attribute `ids`, if it has ids.
-
-    The ids are the keys of a mapping, or the ids of references in a list.
-    """
+    """Return data of clients as a sequence that has the clients' `ids`, if known."""
     if isinstance(data, dict):
         return NamedClients(data.values(), data)
     if isinstance(data, Mapping):

@@ -279,7 +279,6 @@ def _result_type(process: Any) -> Any:
 
 
 def _metric_names(metrics: Any) -> list[str] | None:
-    """Return the names of the numbers in metrics, or None if the type has no names."""
     if isinstance(metrics, fl.FederatedType) and metrics.placement == fl.SERVER:
         members = metrics.member
         return _names(members) if isinstance(members, fl.StructType) else None
@@ -500,7 +499,6 @@ def show_metrics(record: RoundRecord, evaluated: RoundRecord | None) -> str:
 
 
 def _show(record: RoundRecord, part: str, label: str) -> list[str]:
-    """Return the metrics of one part of a record as texts, without counts."""
     return [
         f"{label}{name.removeprefix(part)} {reprs.show_number(value)}"
         for name, value in record.numbers().items()
@@ -703,7 +701,6 @@ class RunLoop:
     def _evaluate(
         self, candidates: Sequence[int], state: Any, index: int
     ) -> Mapping[str, tuple[float, ...]]:
-        """Return metrics of clients before a round; see `RoundRecord.candidates`."""
         found: Any = []
         if candidates:
             data = list(self._read(candidates).values())
@@ -746,7 +743,6 @@ class RunLoop:
         return None
 
     def _may_call_after(self, going: GoingRound) -> bool:
-        """Return whether the next round can be called before this round is done."""
         has_more = going.round_index + 1 < self._spec.num_rounds
         # An adaptive sampler waits for the weights after this round.
         has_more = has_more and self._spec.candidate_evaluation is None
@@ -1144,7 +1140,6 @@ def run(
 
 
 def _check_clocked(spec: RunSpec, process: LearningProcess) -> None:
-    """Raise ConfigError unless a clock of devices can decide a run's cohorts."""
     if spec.candidate_evaluation is not None:
         raise errors.ConfigError(
             "Expected a sampler that draws without metrics of clients beside"

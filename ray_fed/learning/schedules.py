@@ -521,7 +521,6 @@ class BufferedClock:
 
 
 def _order(task: Task) -> tuple[float, int]:
-    """Return the sort key of a task among the tasks that end."""
     return task.ends, task.number
 
 

@@ -370,7 +370,6 @@ def _run_trial(
 def _find_finished(
     place: str, given: Mapping[str, Any], function: str | None
 ) -> Trial | None:
-    """Return a trial that the same function finished, or None."""
     noted, _ = Versions(place, _FINISHED).read_latest()
     if noted is None or function is None or noted["function"] != function:
         return None
@@ -480,10 +479,7 @@ def _place_of(root: str, values: Mapping[str, Value]) -> str:
 
 
 def _open_storage(root: str, names: list[str]) -> None:
-    """Save the names of a sweep's parameters, or check them in a resumed sweep.
-
-    Raises ConfigError if a run, or a sweep over other parameters, is saved there.
-    """
+    """Save or check the names of a sweep's parameters, or raise ConfigError."""
     sweeps = Versions(root, _SWEEP)
     noted, _ = sweeps.read_latest()
     if noted is None:

@@ -46,8 +46,7 @@ class Aggregation:
         privacy: Privacy that each round spends, or None if no client is protected.
         counts_empty_rounds: Whether a round without examples is a round like others.
             This is so with noise, which hides that nobody took part.
-        num_clients: Number of clients that cohorts are drawn from, or None for any
-            number.
+        num_clients: Number of clients to draw cohorts from, or None for any number.
         client_state: Values that each client keeps for the aggregator, before its first
             round: a structure of NumPy arrays. `next` then takes K@CLIENTS last, and
             returns the new values last. None: clients keep nothing for the aggregator.
@@ -114,8 +113,7 @@ class Summed(Aggregator):
     Attributes:
         privacy: Privacy that each round spends, or None if no client is protected.
         counts_empty_rounds: Whether a round without examples is a round like others.
-        num_clients: Number of clients that cohorts are drawn from, or None for any
-            number.
+        num_clients: Number of clients to draw cohorts from, or None for any number.
     """
 
     privacy: SampledGaussian | TreeGaussian | None = None
@@ -248,8 +246,7 @@ class Prepared(Aggregator):
     def keeping_client(self, update: Any, weight: Any, state: Any, own: Any) -> Any:
         """Return the changed update, counts, and the new values that the client keeps.
 
-        This is called in place of `client` if `client_state` returns arrays. `own` has
-        the values that the client kept.
+        This replaces `client` if `client_state` returns arrays, which `own` has then.
         """
         raise NotImplementedError
 
@@ -363,8 +360,7 @@ def build_next(
 
     `combine` maps the state, updates, weights and kept values to the new state,
     aggregate, metrics and kept values. Kept values are None if clients keep nothing.
-    `client_state` has the arrays that a client keeps before its first round, or is
-    None.
+    `client_state` has the arrays that a client keeps before its first round.
     """
     types = [
         state_type,
@@ -443,8 +439,6 @@ def _is_alike(aggregate: Any, like: Any) -> bool:
 
 
 def _no_measurements() -> Any:
-    """Return an empty struct at the server, inside a federated computation."""
-
     @rtf.computation
     def nothing() -> "OrderedDict[str, Any]":
         return OrderedDict()
