@@ -141,7 +141,7 @@ class RunStorage:
         return saved, first_number
 
     def _load(self, structure: Any, *, is_noted: bool) -> Reached | None:
-        """Return the latest saved state whose rounds all have whole records."""
+        """Return the latest saved state for whose rounds all records are whole."""
         versions = self._rounds.find()
         if versions and not is_noted:
             raise errors.SavedStateError(
@@ -194,7 +194,7 @@ class RunStorage:
         return Reached(found["state"], history, clock=clock, live=live)
 
     def _read_note(self) -> tuple[dict[str, Any] | None, int]:
-        """Return the note of the run's last start, or None, and its number."""
+        """Return the run's last note (fingerprint, owner) or None, and its number."""
         values, number = self._starts.read_latest()
         if values is None:
             return None, 0

@@ -4,8 +4,8 @@
 
 A client's value is stored as one row of bytes, and all rows have the same size. Each
 checkpoint of a run writes the rows that changed as one archive, a file of
-`program.checkpoint_store`. The checkpoint names all archives that its rows are in. If
-several archives have a row of one client, the latest is valid.
+`program.checkpoint_store`. The checkpoint names all archives that have current rows. If
+several archives have a row of one client, the row in the latest archive is current.
 
     clients/7.zip, clients/9.zip    named by round_12.zip, or by all_1.zip of `save`
 """
@@ -46,7 +46,7 @@ Rows = Mapping[ClientId, bytes]
 
 
 class _SpillFile:
-    """Rows of clients in an unnamed file, which disappears with this process.
+    """Values of clients, as rows of bytes, in an unnamed file of this process.
 
     The first write creates the folder. Each row has `row_bytes` bytes.
     """
@@ -115,9 +115,10 @@ keeps some 30 MB for each thread that saves (a driver grew by 431 MB,
 
 
 class ClientArchives:
-    """Saved rows of clients. Each save writes an archive with the rows that changed.
+    """Saved values of clients, as rows of bytes. Each save writes the changed rows.
 
-    The first archive creates the folder, on any file system of fsspec.
+    The rows of one save are an archive. The first archive creates the folder, on any
+    file system of fsspec.
     """
 
     def __init__(self, folder: str, row_bytes: int) -> None:
@@ -132,7 +133,7 @@ class ClientArchives:
         self._next = max(self._versions.find(), default=-1) + 1
 
     def load(self, numbers: Sequence[int]) -> Iterator[Rows]:
-        """Yield the rows in archives, by client, older archives first.
+        """Yield the values in archives, as bytes by client, older archives first.
 
         `numbers` are the archives that a checkpoint names. Later saves write new
         archives. Raises StorageError, or SavedStateError if an archive is damaged or
@@ -145,7 +146,7 @@ class ClientArchives:
             yield rows
 
     def save(self, changed: Rows) -> list[int]:
-        """Write changed rows. Return the numbers of all archives with valid rows."""
+        """Write changed values. Return the numbers of all archives to load later."""
         self._write(changed)
         live = list(self._num_live)
         num_rows = sum(self._sizes[number] for number in live)
@@ -160,13 +161,13 @@ class ClientArchives:
         return sorted(self._num_live)
 
     def collect(self, keep: AbstractSet[int]) -> None:
-        """Remove archives without a valid row, except the archives in `keep`."""
+        """Remove archives without current values, except the archives in `keep`."""
         old = {*self._versions.find()} - self._num_live.keys() - keep
         if old:
             self._versions.remove(old)
 
     def _write_anew(self, numbers: Sequence[int]) -> None:
-        """Copy the valid rows of some archives to new archives."""
+        """Copy the current rows of some archives to new archives."""
         rows: dict[ClientId, bytes] = {}
         for number in numbers:
             found = self._read(number).items()
@@ -194,7 +195,7 @@ class ClientArchives:
             self._next += 1
 
     def _note(self, number: int, clients: Iterable[ClientId]) -> None:
-        """Record that the latest rows of `clients` are in the archive `number`."""
+        """Record that the current rows of `clients` are in the archive `number`."""
         for client in clients:
             former = self._latest.get(client)
             if former is not None:
@@ -592,26 +593,26 @@ class SavedClientStates(ClientStates):
             super()._put_rows(rows)
 
     def take_changed(self) -> dict[ClientId, bytes]:
-        """Return the rows that were put since the last call, by client."""
+        """Return the values that were put since the last call, as bytes by client."""
         changed, self._changed = self._changed, {}
         return changed
 
     def is_large(self, changed: Rows) -> bool:
-        """Return whether unsaved rows need as much memory as all rows may need."""
+        """Return whether unsaved values reach the bound of memory for all values."""
         return len(changed) >= self._max_rows
 
     def add_unsaved(self, changed: Rows) -> None:
-        """Add rows to the rows that the next `write_archives` writes."""
+        """Add changed values to those that the next `write_archives` writes."""
         self._unsaved |= changed
 
     def write_archives(self) -> list[int]:
-        """Write unsaved rows. Return the numbers of all archives with valid rows."""
+        """Write unsaved values. Return the numbers of all archives to load later."""
         numbers = self._archives.save(self._unsaved)
         self._unsaved = {}
         return numbers
 
     def collect(self, keep: AbstractSet[int]) -> None:
-        """Remove archives without a valid row, except the archives in `keep`."""
+        """Remove archives without current values, except the archives in `keep`."""
         self._archives.collect(keep)
 
 
@@ -658,7 +659,7 @@ def digest_client_states(states: ClientStates) -> str:
 
 
 class RunClients:
-    """The values that clients keep, for one round of a run after another.
+    """Reads and stores the values that clients keep, for one round after another.
 
     `states` has the values, or is None if clients keep nothing.
     """
@@ -683,7 +684,7 @@ class RunClients:
     def put(self, kept: "concurrent.futures.Future[Any] | None") -> Rows:
         """Store the values that a round returned for the clients of the last `take`.
 
-        Return the changed rows, which the run has to save, or {} if it is not saved.
+        Return the changed values, as bytes by client, or {} if the run is not saved.
         """
         if self._states is None or kept is None:
             return {}

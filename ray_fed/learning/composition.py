@@ -97,7 +97,7 @@ def require_finite(weights: ModelWeights) -> ModelWeights:
 
 
 def skip_empty(guards: Guards, counts: tf.Tensor, new: Any, old: Any) -> Any:
-    """Return `new` if the round had examples (`counts`), or else `old` or an error."""
+    """Return `new`, or `old` if the round had no examples (`counts` is false)."""
     if guards.empty_round == "error":
         flat = require(
             counts,
@@ -572,8 +572,8 @@ def _check_aggregation(aggregation: Aggregation, result_type: Any) -> None:
 def _contained(found: Any, like: Any) -> Any:
     """Return the type `found` with the Python containers of `like`.
 
-    Aggregators inside others lose the containers. If the names differ, `found` keeps
-    its own containers.
+    Types of nested aggregators have lost their containers. If the names differ, `found`
+    keeps its own containers.
     """
     if not isinstance(found, fl.StructType):
         return found
@@ -616,7 +616,7 @@ def _build_initialize(model: Model, server: Any, aggregation: Aggregation) -> An
 def _check_pace(
     process: LearningProcess, client: Callable[..., Any], result_type: Any, paces: Paces
 ) -> None:
-    """Raise ConfigError unless a process works with late or partial work of clients."""
+    """Raise ConfigError unless a process can give clients the orders of `paces`."""
     name = process.facts.get("algorithm", "the process")
     if process.initial_client_state is not None:
         raise errors.ConfigError(
@@ -867,10 +867,11 @@ def _build_next(
 def _build_guard(
     guards: Guards, result_type: Any, kept_type: Any, *, in_sums: bool
 ) -> Any:
-    """Return the check of a client's result: <result, <kept, new>> -> <result, kept>.
+    """Return the check of a client's result: <result, old, new> -> <result, kept>.
 
-    If clients keep nothing, it takes and returns the result alone. `in_sums` says
-    whether a broken result of a client always shows in the sums over clients.
+    `old` and `new` are the values that the client keeps. If clients keep nothing, the
+    check takes and returns the result alone. `in_sums` says whether a broken result of
+    a client always shows in the sums over clients.
     """
 
     def guard(result: ClientResult, old: Any, new: Any) -> tuple[ClientResult, Any]:

@@ -203,7 +203,7 @@ class Fleet:
         return 0 if self.is_there is None else len(self.is_there)
 
     def seconds(self, client: int, epochs: int | None = None) -> float:
-        """Return the seconds of a client's task, by default with all epochs."""
+        """Return the simulated seconds of a client's task, by default of all epochs."""
         passes = self.epochs if epochs is None else epochs
         moved = self.download_s[client] + self.upload_s[client]
         return float(moved + passes * self.epoch_s[client])

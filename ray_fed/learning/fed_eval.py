@@ -181,7 +181,7 @@ def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any
 
 
 def build_measures(model: Model) -> tuple[Any, Any]:
-    """Return computations of a client's totals, and of the metrics from totals."""
+    """Return the computations (<weights, data> -> totals) and (totals -> metrics)."""
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def count(weights: ModelWeights, dataset: Any) -> Totals:
@@ -324,7 +324,7 @@ def evaluate_personal(
 
 
 def _build_personal_eval(training: LearningProcess) -> Any:
-    """Return <state@SERVER, kept@CLIENTS, data@CLIENTS> -> metrics@CLIENTS."""
+    """Return the evaluation <state@SERVER, kept@CLIENTS, data@CLIENTS> -> metrics."""
     model, personalize = training.model, training.personal_weights
     _, select = evaluated_state(model, training)
     count, report = build_measures(model)

@@ -143,7 +143,7 @@ def build_fed_per(
 def _find_own(
     model: Model, personal: Sequence[str], *, has_batch_norm: Any
 ) -> list[bool]:
-    """Return for each trainable weight and running statistic if clients keep it."""
+    """Return whether clients keep each trainable weight, then each statistic."""
     if not isinstance(has_batch_norm, bool):
         raise errors.ConfigError(
             "Expected True or False as `personal_batch_norm`, found"

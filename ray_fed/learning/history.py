@@ -408,7 +408,7 @@ class _Records:
         self._lock = threading.Lock()
 
     def column(self, name: str) -> _Column:
-        """Return a metric by its full name. `_EVALUATION` is 1 in evaluated rounds."""
+        """Return the column of a metric. `_EVALUATION` has 1 for evaluated rounds."""
         with self._lock:
             column = self._columns.setdefault(name, _Column())
             new = self.items[len(column.values) :]

@@ -362,7 +362,7 @@ class Model:
         return f"`{self._keras.name}` of {count:,} parameters"
 
     def describe_for_graphs(self) -> Any:
-        """Return the settings that graphs depend on; see `trace_keys.Described`."""
+        """Return the settings that graphs depend on. Equal models share graphs."""
         layers = cast("Any", self._keras)._flatten_layers()
         # Private attributes are left out, because a call of a layer may change them.
         settings = [trace_keys.settings_of(layer, public=True) for layer in layers]

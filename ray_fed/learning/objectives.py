@@ -50,7 +50,7 @@ _LARGE = 100_000
 
 @dataclasses.dataclass(frozen=True)
 class SampleRows:
-    """Sample labels and predictions of one output. Its rows are always the same.
+    """Sample labels and predictions of one output, to try losses and metrics on.
 
     Attributes:
         labels: Classes, one-hot rows or numbers, as their type and the output require.
@@ -84,7 +84,7 @@ class SampleRows:
         return f"labels `{_shown(self.labels)}` and output `{_shown(self.predictions)}`"
 
     def cut(self, *ends: float) -> list[tuple[Any, Any]]:
-        """Return batches that end at these shares of all rows, in order."""
+        """Cut the rows into batches. For example, `cut(1 / 2, 1)` gives halves."""
         ends_at = [round(end * len(self.labels)) for end in ends]
         return [
             (tf.constant(self.labels[i:j]), tf.constant(self.predictions[i:j]))

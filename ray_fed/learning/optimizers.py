@@ -123,7 +123,7 @@ class OptimizerSpec:
         return tuple(_numpy_of(optimizer.variables))
 
     def describe_for_graphs(self) -> Any:
-        """Return the settings that graphs depend on; see `trace_keys.Described`."""
+        """Return the settings that graphs depend on. Equal optimizers share graphs."""
         if self._inner:  # graphs have their learning rates as constants
             raise UndescribedError("several optimizers")
         # Keras counts the names of optimizers.
@@ -178,8 +178,8 @@ class StampedOptimizer:
     def start(self, weights: Sequence[Any], *, begins_anew: bool = True) -> None:
         """Assign the weights before the first step.
 
-        If `begins_anew`, the optimizer's variables that depend on the weights follow
-        them.
+        If `begins_anew`, an optimizer computes its variables from the weights if it
+        does so.
         """
         self.assign_weights(weights)
         if self._starts_from_weights and begins_anew:

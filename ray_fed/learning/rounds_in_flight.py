@@ -376,7 +376,7 @@ def _number_before(round_index: int) -> int:
 
 
 def open_calls(process: LearningProcess, interrupts: Interrupts) -> ProcessCalls:
-    """Return the calls of a process in the default context of this thread."""
+    """Return the object that calls a process in this thread's default context."""
     context = flf.get_context_stack().current
     if isinstance(process.next, flf.Computation):
         if isinstance(context, RayFederatedContext):
@@ -474,7 +474,7 @@ class ReferencedCalls(ProcessCalls):
 
 
 class _EvaluationContext(flf.SyncContext):
-    """A context for the calls of `evaluate`, whose numbers differ from those of rounds.
+    """A context for the calls of `evaluate`, whose numbers no round has.
 
     Results are plain values. `invoke_at` runs a computation as the call with a number.
     `round_index` is the index of the round whose state is evaluated.

@@ -141,7 +141,7 @@ def with_ids(data: Sequence[Any] | Mapping[Any, Any]) -> Sequence[Any]:
 
 
 def describe_process(process: LearningProcess) -> dict[str, Any]:
-    """Return the part of a fingerprint that follows from a process without calls."""
+    """Return the facts about a process that a resume of its run compares."""
     kept = process.initial_client_state
     return {
         "state_type": _type_of(process.initialize),
@@ -169,7 +169,7 @@ def _content_of(comp: Any) -> str | None:
 
 
 def describe_state(initial: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the part of a fingerprint for an initial state, without its weights.
+    """Return the facts about an initial state, except weights, that a resume compares.
 
     `read` reads a state of references into this process.
     """
@@ -200,10 +200,10 @@ def _describe_leaves(part: str, values: Any) -> dict[str, Any]:
 
 
 def describe_data(data: Sequence[Any]) -> dict[str, Any]:
-    """Return the part of a fingerprint for the clients' data, without reading data.
+    """Return the facts about the clients' data that a resume compares.
 
-    The rows of lists are counted. Other sequences may load a client for each request,
-    so only their length and ids are compared.
+    No data is read. The rows of lists are counted. Other sequences may load a client
+    for each request, so only their length and ids are compared.
     """
     ids: Any = getattr(data, "ids", None)
     described: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def describe_data(data: Sequence[Any]) -> dict[str, Any]:
 
 
 def find_context() -> ray_fed.ExecutionContext | None:
-    """Return ray_fed's default context, or the context inside it, or None."""
+    """Return the default context if it is ray_fed's or wraps ray_fed's, or None."""
     context = fl.framework.get_context_stack().current
     if isinstance(context, RayFederatedContext):
         context = context.execution_context

@@ -333,8 +333,8 @@ class RunSpec:
 
         They are a cohort, or the candidates of an adaptive sampler. `round_index`
         cohorts were drawn before. `seen` has the last metrics of clients, for an
-        adaptive sampler. Raises ConfigError if the sampler returns anything but
-        different clients.
+        adaptive sampler. Raises ConfigError if the sampler returns a client twice, or
+        another value.
         """
         sampler: Any = self.sampler
         given = round_index, len(self.data), size
@@ -363,7 +363,7 @@ class RunSpec:
         return self.caster(detach(batches) if is_lazy else batches)
 
     def describe_clock(self) -> dict[str, Any]:
-        """Return the part of the fingerprint that decides the simulated clock."""
+        """Return the facts about the simulated clock that a resume compares."""
         if self.devices is None:
             return {}
         return {
@@ -372,7 +372,7 @@ class RunSpec:
         }
 
     def describe_cohorts(self) -> dict[str, Any]:
-        """Return the part of the fingerprint that decides the cohorts."""
+        """Return the facts about the cohorts that a resume compares."""
         size: Any = len(self.data) if self.cohort_size is None else self.cohort_size
         described: dict[str, Any] = {"seed": self.seed}
         if isinstance(self.sampler, PrivateSampler):
@@ -389,7 +389,7 @@ class RunSpec:
 
 
 def describe_run(process: LearningProcess, spec: RunSpec) -> dict[str, Any]:
-    """Return the fingerprint of a run, without the initial state of its server."""
+    """Return a run's fingerprint for a resume, without the server's initial state."""
     return {
         **spec.describe_cohorts(),
         **spec.describe_clock(),
@@ -522,7 +522,7 @@ _SAVE_S = 0.5
 class RunLoop:
     """Runs the remaining rounds of a run.
 
-    `calls` and `checkpoints` stay the caller's. `work` is the thread for the work after
+    The caller closes `calls` and `checkpoints`. `work` is the thread for the work after
     each round. `clock` is the simulated clock of `devices`, or None.
     """
 
@@ -1163,9 +1163,9 @@ def _open(
 ) -> tuple[Reached | None, int]:
     """Return the saved run and the number of its first call, see `RunStorage.open`.
 
-    `given` has the `state` and `client_states` that the user passed, or is None. They
-    are not used if a run is saved. If they are neither the first nor the last values of
-    the saved run, a warning is logged.
+    `given` has the `state` and `client_states` that the user passed, or is None. These
+    values are not used if a run is saved. A warning is logged if they are neither the
+    first nor the last values of the saved run.
     """
     fingerprint = {**described, **describe_state(initial, calls.read)}
     start = given and digest_start(calls.read(given[0]), given[1])

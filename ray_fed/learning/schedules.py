@@ -142,7 +142,7 @@ class Synchronous:
             )
 
     def pace(self, process: LearningProcess, devices: Devices) -> LearningProcess:
-        """Return the process whose clients follow this schedule.
+        """Return `process`, or a process that gives clients this schedule's orders.
 
         Raises:
             ConfigError: Clients of the process cannot do partial work, or its privacy
@@ -190,7 +190,7 @@ class SynchronousClock:
             )
 
     def begin(self, index: int, saved: bytes | None) -> None:
-        """Continue before the round `index` from `Step.saved`, or begin at time 0."""
+        """Begin at time 0, or at the end of the round that saved `Step.saved`."""
         del index
         self._time = 0.0 if saved is None else json.loads(saved)["time"]
 
@@ -335,7 +335,7 @@ class Buffered:
         return float(weight)
 
     def pace(self, process: LearningProcess, devices: Devices) -> LearningProcess:
-        """Return the process whose clients follow this schedule.
+        """Return a process that gives clients this schedule's orders.
 
         Raises:
             ConfigError: Clients of the process keep values or send more than a change
@@ -376,7 +376,7 @@ class BufferedClock:
         self.begin(0, None)
 
     def begin(self, index: int, saved: bytes | None) -> None:
-        """Continue before the step `index` from `Step.saved`, or begin at time 0."""
+        """Begin the step `index` at time 0, or with the saved tasks of `Step.saved`."""
         found: dict[str, Any] = {} if saved is None else json.loads(saved)
         self._index = index
         self._time: float = found.get("time", 0.0)
@@ -491,7 +491,7 @@ class BufferedClock:
         return None
 
     def _shuffle(self, number: int) -> list[int]:
-        """Return a cohort in the order in which its clients begin."""
+        """Draw a cohort, and return it in the order in which its clients begin."""
         cohort = self._draw(number, self._schedule.concurrency)
         order = np.random.default_rng([self._seed, number]).permutation(len(cohort))
         return [cohort[place] for place in order]

@@ -469,7 +469,7 @@ def _describe_values(values: Mapping[str, Value]) -> str:
 
 
 def _place_of(root: str, values: Mapping[str, Value]) -> str:
-    """Return the folder of a trial. Its name is the same for any order of names."""
+    """Return the folder of a trial. The order of the parameters does not matter."""
     order = sorted(values, key=lambda name: (name == "seed", name))
     parts = (
         "=".join(urllib.parse.quote(t, safe="+") for t in (n, _to_text(values[n])))

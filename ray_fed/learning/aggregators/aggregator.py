@@ -65,10 +65,10 @@ class Aggregator(abc.ABC):
 
     @property
     def sums_show_broken(self) -> bool:
-        """Whether a broken update or weight always makes a sum over clients broken.
+        """Whether infinities and NaN in an update or weight always show in a sum.
 
-        Broken numbers are infinite or NaN. If this is true, sums over many clients are
-        checked first, and single clients only if a sum is broken.
+        If so, sums over many clients are checked first, and single clients only if a
+        sum has infinities or NaN.
         """
         return False
 
@@ -221,7 +221,7 @@ class Summed(Aggregator):
 class Prepared(Aggregator):
     """Changes updates before the aggregator `inner` receives them, and counts changes.
 
-    The metrics are its own metrics, and then the metrics of `inner`.
+    Its own metrics come before the metrics of `inner`.
     """
 
     inner: Aggregator
@@ -246,7 +246,8 @@ class Prepared(Aggregator):
     def keeping_client(self, update: Any, weight: Any, state: Any, own: Any) -> Any:
         """Return the changed update, counts, and the new values that the client keeps.
 
-        This replaces `client` if `client_state` returns arrays, which `own` has then.
+        This replaces `client` if `client_state` returns arrays. `own` has the kept
+        values.
         """
         raise NotImplementedError
 
@@ -316,7 +317,7 @@ class Prepared(Aggregator):
 
 
 class Kept(NamedTuple):
-    """The values that clients keep for two parts of a round.
+    """Values that clients keep for two parts, such as an algorithm and its aggregator.
 
     Attributes:
         first: Arrays that a client keeps for the first part before its first round, or
@@ -334,7 +335,7 @@ class Kept(NamedTuple):
         return tuple(parts) if len(parts) > 1 else next(iter(parts), None)
 
     def split(self, values: Any) -> tuple[list[Any], list[Any]]:
-        """Return a list for each part, with its values at clients if it has any."""
+        """Return a list for each part: its values at clients, or empty without any."""
         if self.first is not None and self.second is not None:
             return [values[0]], [values[1]]
         return (
@@ -343,7 +344,7 @@ class Kept(NamedTuple):
         )
 
     def join(self, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-        """Join the new values at clients that the functions of both parts return."""
+        """Join the new values at clients, which `first` and `second` return by part."""
         pairs = zip(self, (first, second), strict=True)
         values = tuple(read() for part, read in pairs if part is not None)
         return fl.federated_zip(values) if len(values) > 1 else next(iter(values), None)
@@ -614,7 +615,7 @@ def _member(update: Any, name: str | None, index: int) -> Any:
 
 
 def inner_or_mean(inner: Aggregator | None) -> Aggregator:
-    """Return `inner`, or the weighted mean for None. Raises ValueMismatchError."""
+    """Return the aggregator `inner`, or the weighted mean for None."""
     inner = Mean() if inner is None else inner
     expect_aggregator(inner)
     return inner

@@ -164,7 +164,7 @@ def zeroed(
 def clip(update: Any, bound: Any) -> tuple[Any, Any]:
     """Scale an update down to a bound on its norm, and return it with its former norm.
 
-    Its dtypes are the dtypes for sums, as in `scaled`.
+    Its dtypes change as in `scaled`.
     """
     norm = norm_of(update)
     factor = tf.where(norm > bound, bound / tf.maximum(norm, 1e-30), 1.0)

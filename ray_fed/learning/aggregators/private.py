@@ -137,7 +137,10 @@ class NoisyMean(Summed):
         return tf.nest.pack_sequence_as(update, noisy), new_state, metrics
 
     def _noise(self, like: Any, place: int, round_index: Any) -> Any:
-        """Return noise of deviation 1 for a round, or the growth of a tree's noise."""
+        """Return the unscaled noise of a round for one tensor of the update.
+
+        With trees, this is the growth of a tree's noise since the previous round.
+        """
         if self.rounds_per_tree is None:
             return self._draw(like, place, round_index, 0)
         tree = round_index // self.rounds_per_tree
@@ -146,7 +149,7 @@ class NoisyMean(Summed):
         return after - self._prefix_noise(like, place, tree, leaf)
 
     def _prefix_noise(self, like: Any, place: int, tree: Any, leaves: Any) -> Any:
-        """Return the sum of the nodes' noise that covers the first leaves of a tree."""
+        """Return the sum of the noise of the nodes that cover a tree's first leaves."""
 
         def add(level: Any, total: Any) -> Any:
             node = tf.bitwise.right_shift(leaves, level)
