@@ -99,9 +99,9 @@ class Privacy(abc.ABC):
         if num_rounds and found != self.a_round:
             raise errors.ConfigError(
                 f"Expected a state whose {num_rounds} rounds had the noise of this"
-                f" process, {self.a_round} (its multiplier, and the share of clients or"
-                f" rounds of a pass), found {found}: epsilon would count them wrongly."
-                " Pass a process with their numbers, or begin anew."
+                f" process, {self.a_round} (the noise multiplier, and the sampling"
+                f" probability or the rounds of a pass), found {found}: epsilon would"
+                " be wrong. Pass a process with this noise, or begin without a state."
             )
 
     def epsilon(self, num_rounds: Any) -> float:

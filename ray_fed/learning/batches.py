@@ -79,7 +79,7 @@ class BatchCaster:
             self._is_silent = True
             _logger.warning(
                 "Clients have arrays of %s where the model takes %s: they are cast."
-                " `cast=True` says nothing, `cast=False` refuses them.",
+                " Pass `cast=True` to hide this warning, or `cast=False` for an error.",
                 value.dtype,
                 wanted,
             )
@@ -146,7 +146,7 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
         kind = _kind_of_one(batches)
         if kind:
             raise errors.ValueMismatchError(
-                f"Expected a list of batches as what the client {client} has, found"
+                f"Expected a list of batches as the data of the client {client}, found"
                 f" {kind}."
             )
         if isinstance(batches, ClientReference):
@@ -160,8 +160,8 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
                 raise errors.ValueMismatchError(
                     f"Expected one number of rows in the batch {number} of the client"
                     f" {client}, found {shown}: pass the inputs and the labels of the"
-                    " same rows. A single row is no batch: put rows together, such as"
-                    " by `np.stack`."
+                    " same rows. A single row is no batch: stack rows, such as by"
+                    " `np.stack`."
                 )
             if _has_nan(batch):
                 _logger.warning(

@@ -181,8 +181,8 @@ class Callbacks:
                 return None
             raise errors.CallbackError(
                 f"Expected the callback `{name}` to return from `{method}` {when},"
-                f" found {error_texts.summarize(error).rstrip('.')}. What has a"
-                ' `storage_path` is saved; on_error="log" goes on without it.'
+                f" found {error_texts.summarize(error).rstrip('.')}. A run with a"
+                ' `storage_path` is saved. Pass on_error="log" to log such errors.'
             ) from error
 
 

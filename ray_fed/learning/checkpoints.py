@@ -145,8 +145,8 @@ class RunStorage:
         versions = self._rounds.find()
         if versions and not is_noted:
             raise errors.SavedStateError(
-                f"Expected `{self._where}` to say what run its states are of, found no"
-                " such file: name another `storage_path`."
+                f"Expected a file run_N in `{self._where}` that describes the run of"
+                " its states, found none: pass another `storage_path`."
             )
         lines = self._log.read() if versions else []
         records = from_json(lines)
@@ -159,8 +159,8 @@ class RunStorage:
             )
         if versions and num_rounds < versions[-1]:
             _logger.warning(
-                "The records after round %d in `%s` are damaged: the run goes on from"
-                " a state before.",
+                "The records after round %d in `%s` are damaged: the run continues"
+                " from an earlier state.",
                 num_rounds,
                 self._log.where,
             )
@@ -175,7 +175,7 @@ class RunStorage:
             except errors.SavedStateError as error:
                 error.add_note(
                     f"The state after {rounds} rounds in `{self._where}` needs it: move"
-                    " that away to resume from the one before."
+                    " that state away to resume from an earlier one."
                 )
                 raise
         history = History(record for record in records if record.round <= rounds)
@@ -203,8 +203,8 @@ class RunStorage:
             known = found["format"]
         except (ValueError, TypeError, KeyError) as error:
             raise errors.SavedStateError(
-                f"Expected what a run is in `{self._where}`, found something else"
-                f" ({error}): name another `storage_path`."
+                f"Expected the description of a run in `{self._where}`, found another"
+                f" text ({error}): pass another `storage_path`."
             ) from error
         if known != _FORMAT:
             raise errors.StateFormatError(
@@ -220,9 +220,9 @@ class RunStorage:
     def _taken(self, noted: Mapping[str, Any]) -> errors.StorageError:
         who = noted.get("runs", "another thread or process")
         return errors.StorageError(
-            f"Expected to be the only run that saves in `{self._where}`, found that"
-            f" another one does, in {who}: wait until it ends, or pass another"
-            " `storage_path`. What it saved is left as it is."
+            f"Expected to be the only run that saves in `{self._where}`, found"
+            f" another run, in {who}: wait until it ends, or pass another"
+            " `storage_path`. Its files stay as they are."
         )
 
     def save(self, reached: Reached) -> None:
@@ -261,9 +261,9 @@ class RunStorage:
         if not starts:
             if self._clients is not None:
                 raise errors.StorageError(
-                    f"Expected what this run saved in `{self._where}`, found it"
-                    " removed, and what clients kept with it: run again with another"
-                    " `storage_path`."
+                    f"Expected the files of this run in `{self._where}`, found them"
+                    " removed, with the values that clients keep: run again with"
+                    " another `storage_path`."
                 )
             self._lock.take()
             self._write_note()
@@ -479,8 +479,8 @@ class Checkpoints:
                 left = find_time_left()
                 if left is not None and left <= 0:
                     _logger.warning(
-                        "The state after %d rounds was not saved in time; the one of %d"
-                        " rounds is there.",
+                        "The state after %d rounds was not saved in time. The latest"
+                        " saved state is the one after %d rounds.",
                         reached.history[-1].round,
                         self._storage.saved_rounds,
                     )

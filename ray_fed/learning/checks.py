@@ -47,7 +47,7 @@ def join_metrics(*parts: tuple[str, Any]) -> "OrderedDict[str, Any]":
                 raise errors.ValueMismatchError(
                     "Expected metrics of different names, found one named"
                     f" `{name}` of {owners[name]} and one of {owner}: give one of them"
-                    " another name, a metric of Keras by its `name=`."
+                    " another name. A metric of Keras takes it as `name=`."
                 )
             joined[name], owners[name] = value, owner
     return joined

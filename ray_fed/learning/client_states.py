@@ -89,7 +89,8 @@ class _SpillFile:
         if zlib.crc32(row) != check:
             raise errors.SavedStateError(
                 f"Expected the value of the client `{client}` as it was written in"
-                f" `{self._folder}`, found damage: see to its disk."
+                f" `{self._folder}`, found damage: check the disk, or pass another"
+                " folder."
             )
         return row
 
@@ -227,7 +228,7 @@ class ClientArchives:
         if len(rows) != len(clients) or any(len(row) != size for row in rows):
             raise errors.SavedStateError(
                 f"Expected values of {size} bytes for {len(clients)} clients in"
-                f" `{where}`, found others: pass another `storage_path`."
+                f" `{where}`, found other sizes: pass another `storage_path`."
             )
         return dict(zip(clients, rows, strict=True))
 
@@ -286,8 +287,8 @@ class ClientStates:
             )
         if path is not None and "://" in path:
             raise errors.ConfigError(
-                f"Expected a folder of this machine as `path`, found `{path}`: values"
-                " that memory has no room for are read in every round."
+                f"Expected a folder of this machine as `path`, found `{path}`: rounds"
+                " read the values that exceed `memory_bytes` from there."
             )
         self._ids: Sequence[Any] | None = None
         self._places: dict[Any, int] = {}
@@ -631,8 +632,8 @@ def check_client_states(given: Any, initial: Any, ids: Sequence[Any]) -> None:
     except errors.ValueMismatchError as error:
         cause = str(error).rstrip(".")
         raise errors.ValueMismatchError(
-            "Expected `client_states` of a run of this process, found those of another"
-            f" one ({cause}): pass those of a result of this one."
+            "Expected `client_states` of a run of this process, found states of another"
+            f" process ({cause}): pass the `client_states` of a result of this process."
         ) from error
     known = frozenset(ids)
     unknown = [each for each in given.ids if each not in known]
@@ -643,7 +644,7 @@ def check_client_states(given: Any, initial: Any, ids: Sequence[Any]) -> None:
         )
         raise errors.ValueMismatchError(
             f"Expected `client_states` of clients in `data`, found values of {shown}"
-            f"{others}: pass those of a run of these clients."
+            f"{others}: pass the `client_states` of a run of these clients."
             f"{errors.suggest(unknown[0], ids)}"
         )
 

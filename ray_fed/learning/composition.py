@@ -313,8 +313,8 @@ def build_process(
     elif aggregation.num_clients not in (None, num_clients):
         raise errors.ConfigError(
             f"Expected one number of clients, found `num_clients={num_clients}` and an"
-            f" aggregator of {aggregation.num_clients}: its guarantee is of these"
-            " alone."
+            f" aggregator of {aggregation.num_clients}: pass the aggregator's number,"
+            " which its guarantee assumes."
         )
     initialize = _build_initialize(model, initial, aggregation)
     state_type = initialize.type_signature.result
@@ -457,8 +457,8 @@ def _read_result(returned: Any, *, keeps: bool) -> Any:
         then = "" if keeps else "; a client that keeps something has a `client_state`"
         raise errors.ValueMismatchError(
             f"Expected the function of a client to return {wanted}, found {shown}:"
-            " totals are tensors, those of LocalTraining (`trained.totals`), of"
-            f" `model.evaluate` or of `model.forward`{then}."
+            " totals come from LocalTraining (`trained.totals`), `model.evaluate` or"
+            f" `model.forward`{then}."
         )
     update, weight, totals, *kept = found
     if tf.nest.is_nested(weight) or getattr(weight, "ndim", 0):
@@ -497,8 +497,8 @@ def _build_server(
     if not state_type.is_assignable_from(state_after):
         raise errors.ValueMismatchError(
             "Expected the function of the server to return its state second, as"
-            f" `server_state` begins it, `{state_type}`, found `{state_after}`: pass a"
-            " `server_state` of this kind, or return one of that."
+            f" `server_state` begins it, `{state_type}`, found `{state_after}`: make"
+            " the types of both equal."
         )
 
     if not model.weights_type.is_assignable_from(weights_after):
@@ -528,7 +528,7 @@ def _trace(
         names = []
     if len(names) != len(types):
         keeps = len(types) == 2 and len(signature.parameters) == 3  # noqa: PLR2004
-        then = ": pass what clients begin with as `client_state`" if keeps else ""
+        then = ": pass the first values of clients as `client_state`" if keeps else ""
         raise errors.ValueMismatchError(
             f"Expected a function that is called as `{wanted}`, found one of"
             f" `{signature}`{then}."
@@ -624,7 +624,7 @@ def _check_pace(
             f" {name}: what a client keeps belongs to one version of the server's"
             " state, and late or partial work would mix it with another one, such as"
             " the control variates of SCAFFOLD. Use another algorithm, such as"
-            " `build_fed_avg`, or rounds without these policies."
+            " `build_fed_avg`, or another `schedule`."
         )
     check_chosen(process)
     update = result_type.update

@@ -381,9 +381,9 @@ def choose_evaluation(
     own = getattr(process, "facts", {}).get("personal weights")
     if own is not None:
         _logger.warning(
-            "Clients keep weights of their own (%s), and `validation_data` are"
-            " evaluated with the server's alone: `learning.evaluate_personal` takes"
-            " the `client_states` of the result and evaluates the others.",
+            "Clients keep weights of their own (%s), but `validation_data` is"
+            " evaluated with the server's weights: pass the `client_states` of the"
+            " result to `learning.evaluate_personal` to evaluate the clients' weights.",
             own,
         )
     initial = getattr(process.initialize, "type_signature", None)

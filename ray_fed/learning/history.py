@@ -69,7 +69,7 @@ def _check_names(metrics: Any, source: str) -> Any:
     if twice:
         raise errors.ValueMismatchError(
             f"Expected one number by each name {source}, found several by the names"
-            f" {twice[:5]}: members of `f1` have names such as `f1/0`. Rename some."
+            f" {twice[:5]}: rename metrics. A member of `f1` has a name such as `f1/0`."
         )
     return metrics
 
@@ -92,8 +92,8 @@ def read_metrics(found: Any, label: str) -> Any:
         read = {str(k): read_metrics(v, f"{label}.{k}") for k, v in pairs}
         if len(read) < len(pairs):
             raise errors.ValueMismatchError(
-                f"Expected other text for each name in `{label}`, found"
-                f" {list(found)[:5]}: 1 and '1' are one name."
+                f"Expected names in `{label}` that differ as text, found"
+                f" {list(found)[:5]}: 1 and '1' are the same name."
             )
         return read
     if isinstance(found, list | tuple):

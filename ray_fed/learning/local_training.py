@@ -101,9 +101,9 @@ class LocalTraining:
         )
         if self.optimizer.rate is None:
             raise errors.ValueMismatchError(
-                "Expected a client optimizer whose learning rate is a number, as"
-                " `client_learning_rate` says it by round, found one with a"
-                " schedule or with several optimizers: leave one of the two out."
+                "Expected a client optimizer whose learning rate is a number beside"
+                " `client_learning_rate`, found an optimizer with a schedule or with"
+                " several optimizers: leave one of the two out."
             )
 
     @override

@@ -144,7 +144,7 @@ def _check_settings(original: Any, remade: Any) -> None:
         if not _is_alike(value, now):
             raise _lost(
                 original,
-                f"`{name}` of `{reprs.shorten(str(now))}`, not"
+                f"`{reprs.shorten(str(now))}` as `{name}`, not"
                 f" `{reprs.shorten(str(value))}`",
             )
 
@@ -221,9 +221,9 @@ def _content(cell: Any) -> Any:
 def _lost(layer: Any, found: str) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
         "Expected a layer that is made again from its config, found"
-        f" `{type(layer).__name__}` named `{layer.name}`: that gave {found}. Have its"
-        " `get_config` return all arguments of its `__init__`; or set the weights of"
-        " your own model: `for v, value in zip(keras_model.trainable_variables,"
+        f" `{type(layer).__name__}` named `{layer.name}`, whose config gave {found}:"
+        " return all arguments of its `__init__` from `get_config`. Or set the weights"
+        " of your own model: `for v, value in zip(keras_model.trainable_variables,"
         " state.weights.trainable): v.assign(value)`."
     )
 
@@ -868,9 +868,9 @@ def _check_model(keras_model: keras.Model) -> None:
         raise errors.ValueMismatchError(
             "Expected a functional Keras model, with inputs and outputs, found"
             f" `{type(keras_model).__name__}`, which has none, as a subclass with its"
-            " own `call`: make one of it by `x = keras.Input(shape)` and"
-            " `keras.Model(x, model(x))`; `to_keras` needs its `__init__` to take"
-            " `**kwargs` for that of `keras.Model`."
+            " own `call`: wrap it by `x = keras.Input(shape)` and"
+            " `keras.Model(x, model(x))`. For `to_keras`, its `__init__` must pass"
+            " `**kwargs` to the `__init__` of `keras.Model`."
         )
     if not keras_model.built:
         raise errors.ValueMismatchError(
@@ -882,7 +882,7 @@ def _check_model(keras_model: keras.Model) -> None:
             raise errors.ValueMismatchError(
                 "Expected layers that begin anew with each batch, found"
                 f" `{type(layer).__name__}` named `{layer.name}` with `stateful=True`,"
-                " whose rows go on from those of the batch before: leave that out."
+                " whose rows continue the rows of the previous batch: leave that out."
             )
     for name in ("train_step", "test_step", "compute_loss", "compute_metrics"):
         if getattr(type(keras_model), name) is not getattr(keras.Model, name):

@@ -94,7 +94,7 @@ def dirichlet(
             return joined
     raise errors.ConfigError(
         f"Expected at least {min_examples} examples for each of {num_clients} clients,"
-        f" found none such in {_TRIES} draws: raise `alpha`, or lower one of these."
+        f" found fewer in each of {_TRIES} draws: raise `alpha`, or lower a number."
     )
 
 
@@ -287,9 +287,9 @@ def _read_labels(given: Any, name: str) -> NDArray[Any]:
         are_whole = False
     if not are_whole:
         raise errors.ConfigError(
-            f"Expected labels of one kind as `{name}`, and none missing, found others:"
-            " leave such examples out, such as by `dropna`, or make text of all, such"
-            " as by `astype(str)`."
+            f"Expected labels of one type as `{name}`, found missing labels or several"
+            " types: leave examples out, such as by `dropna`, or convert all labels to"
+            " text, such as by `astype(str)`."
         )
     return labels
 

@@ -87,7 +87,8 @@ def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -
         )
     raise errors.ConfigError(
         f"Expected to resume the run in `{where}` as it was begun, found other"
-        f" arguments: {told}. Pass those, or another `storage_path`.{then}"
+        f" arguments: {told}. Pass the saved arguments, or another"
+        f" `storage_path`.{then}"
     )
 
 
@@ -101,8 +102,8 @@ def say_how_to_take_over(where: str) -> str:
     return (
         "To begin anew with its model, pass another `storage_path` and its `state`, of"
         f' `FileProgramStateManager({where!r}, "round_").load_latest({{"state":'
-        ' process.initialize()})` (with `"clients": b""` where clients keep'
-        " something)."
+        ' process.initialize()})`. If clients keep values, add `"clients": b""` to the'
+        " dictionary."
     )
 
 

@@ -420,8 +420,8 @@ def choose_sampler(
     if wanted is not None and wanted != num_clients:
         raise errors.ConfigError(
             f"Expected data of {wanted} clients, which the process was built for"
-            f" (`num_clients`), found {num_clients}: its steps or its noise would be of"
-            " another size. Build it for these."
+            f" (`num_clients`), found {num_clients}: the size of its steps or its noise"
+            f" depends on this. Build it with `num_clients={num_clients}`."
         )
     privacy = getattr(process, "privacy", None)
     check_noise(privacy, state)
@@ -465,15 +465,16 @@ def begin_clients(
     if state is not None and given is None:
         raise errors.ConfigError(
             "Expected `client_states` beside `state`, found none: clients of this"
-            " process go on from what they kept, as the server does."
+            " process continue from their values. Pass"
+            " `client_states=result.client_states`, too."
         )
     ids: Sequence[Any] = getattr(data, "ids", range(len(data)))
     if given is not None:
         check_client_states(given, initial, ids)
         if state is None and len(given.ids):
             raise errors.ConfigError(
-                "Expected `state` beside `client_states`, found none: what clients kept"
-                " goes on with the server's state of the same result. Pass"
+                "Expected `state` beside `client_states`, found none: the values of"
+                " clients belong to the server's state of the same result. Pass"
                 " `state=result.state`, too."
             )
     empty = ClientStates(initial) if given is None else given._emptied(initial)
@@ -578,7 +579,7 @@ class RunLoop:
         if self.num_rounds > self._spec.num_rounds:
             _logger.warning(
                 "The run has %d rounds behind it, more than `num_rounds`, which is %d:"
-                " it runs no other, and returns what it has.",
+                " no other round is run, and the result has all saved rounds.",
                 self.num_rounds,
                 self._spec.num_rounds,
             )
@@ -1176,9 +1177,9 @@ def _open(
             known.append(digest_start(calls.read(initial), None))
         if start not in known:
             _logger.warning(
-                "The run goes on from what is saved after round %d. The `state` and"
-                " `client_states` that are given are not used: they are neither what"
-                " the saved run began with nor what it has now. Pass another"
+                "The run continues from its saved state after round %d. The arguments"
+                " `state` and `client_states` are not used, because they are neither"
+                " the first nor the last values of the saved run. Pass another"
                 " `storage_path` to begin with them.",
                 saved.history[-1].round,
             )
@@ -1202,7 +1203,7 @@ def _wait_for(
         return interrupts.wait_for(opening, _OPEN_S)
     except StopNow:
         raise errors.StorageError(
-            f"Expected to find what is saved in `{where}`, found no answer in"
-            f" {_OPEN_S:g} seconds after a signal: see that the place can be reached,"
-            " and run again. No round was run, and what is saved stays."
+            f"Expected to load the saved run in `{where}`, found no answer in"
+            f" {_OPEN_S:g} seconds after a signal: check that the place can be reached,"
+            " and run again. No round was run, and the saved run stays as it is."
         ) from None

@@ -177,8 +177,8 @@ class SynchronousClock:
             return
         if cohort_size is None:
             raise errors.ConfigError(
-                "Expected a `cohort_size` for `over_selection`, found none: the round"
-                " takes the first updates of so many clients."
+                "Expected a `cohort_size` for `over_selection`, found none: it is the"
+                " number of updates that a round takes."
             )
         self._wanted = cohort_size
         self._asked = math.ceil(schedule.over_selection * cohort_size)
@@ -186,7 +186,7 @@ class SynchronousClock:
             raise errors.ConfigError(
                 f"Expected at least {self._asked} clients in `data`, found"
                 f" {num_clients}: a cohort of {cohort_size} with an over-selection of"
-                f" {schedule.over_selection:g} asks so many."
+                f" {schedule.over_selection:g} asks {self._asked} clients."
             )
 
     def begin(self, index: int, saved: bytes | None) -> None:
@@ -403,8 +403,8 @@ class BufferedClock:
             if ended is None and (not is_open or idle_hours > self._fleet.period):
                 raise errors.ConfigError(
                     f"Expected a client that can begin work in step {index + 1}, found"
-                    f" none in {_MOST_DRAWS} cohorts of the sampler: look at its"
-                    " weights, and at the `hours` of devices."
+                    f" none in {_MOST_DRAWS} cohorts of the sampler: check the weights"
+                    " of the sampler, and the `hours` of devices."
                 )
             if ended is None or hour < ended.ends:
                 self._time = hour

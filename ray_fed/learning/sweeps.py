@@ -403,7 +403,7 @@ def _check_values(name: str, values: Sequence[Any]) -> None:
                 raise errors.ConfigError(
                     f"Expected each value of `{name}` once, found"
                     f" {errors.describe(other)} and {errors.describe(value)}: two"
-                    " trials would be the same one."
+                    " trials would be equal."
                 )
 
 
