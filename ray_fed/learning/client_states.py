@@ -563,9 +563,9 @@ def _build_nest(initial: Any) -> Callable[[list[NDArray[Any]]], Any]:
 
 
 class SavedClientStates(ClientStates):
-    """The client states of a run that is saved at `storage_path`, empty at first.
+    """Values that clients keep in a run that is saved at `storage_path`.
 
-    `initial` and `memory_bytes` are as for `ClientStates`.
+    The store is empty at first. `initial` and `memory_bytes` are as for `ClientStates`.
     """
 
     def __init__(self, initial: Any, storage_path: str, *, memory_bytes: int) -> None:
@@ -603,7 +603,7 @@ class SavedClientStates(ClientStates):
         return len(changed) >= self._max_rows
 
     def add_unsaved(self, changed: Rows) -> None:
-        """Add changed values to those that the next `write_archives` writes."""
+        """Add changed values to the values that the next `write_archives` writes."""
         self._unsaved |= changed
 
     def write_archives(self) -> list[int]:
@@ -623,8 +623,8 @@ _MAX_NAMED = 10
 def check_client_states(given: Any, initial: Any, ids: Sequence[Any]) -> None:
     """Raise ValueMismatchError unless a run can begin with the client states `given`.
 
-    They must have the structure of `initial`, and only clients of the run, whose ids
-    are `ids`.
+    The states must have the structure of `initial`, and only clients of the run, whose
+    ids are `ids`.
     """
     expect_kind("client_states", given, ClientStates)
     try:

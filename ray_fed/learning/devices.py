@@ -216,7 +216,7 @@ class Fleet:
         return passes
 
     def find_drop(self, client: int, number: int) -> float | None:
-        """Return the share of a task after which its client leaves, or None.
+        """Return the share of its task after which a client leaves, or None.
 
         Tasks of one client with different `number` draw independently.
         """

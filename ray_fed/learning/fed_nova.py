@@ -56,8 +56,8 @@ def build_fed_nova(
     For other arguments see `build_fed_avg`.
 
     Args:
-        client_optimizer: Optimizer of each client, as for `build_fed_avg`. The paper's
-            weights belong to SGD without momentum.
+        client_optimizer: Optimizer of each client, as for `build_fed_avg`. The formulas
+            of the paper that are used here assume SGD without momentum.
         aggregator: Aggregation of deltas per step, by default their weighted mean.
 
     Raises:

@@ -47,8 +47,8 @@ def build_fed_per(
     """Build FedPer, whose clients keep the weights of some layers between rounds.
 
     Each client's own weights begin with the model's current weights. The client states
-    have them, and `evaluate_personal` evaluates them. The server's state has the
-    initial weights in their place, so other evaluations use these.
+    have the own weights, and `evaluate_personal` evaluates them. The server's state has
+    the initial weights in their place, so other evaluations use the initial weights.
 
     With `personal_batch_norm=True`, this is FedBN (Li et al., 2021): clients keep the
     layers of batch normalization, with their running statistics.

@@ -246,8 +246,9 @@ class RoundRecord:
         evaluation: Metrics of `evaluate` after the round. None if the round was not
             evaluated.
         seconds: Time from the end of the previous round, or from the start of the first
-            round, to the end of this round. It includes waiting for the previous
-            round's evaluation and callbacks, which run at the same time as this round.
+            round, to the end of this round. It includes waiting for the evaluation and
+            callbacks of the previous round, which run beside this round. The evaluation
+            and callbacks of this round are not included.
         retries: Number of attempts after the first attempt of each subround, which is
             the work of some clients on a worker.
         dropped: Indices of clients that the round continued without.

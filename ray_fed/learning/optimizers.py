@@ -224,7 +224,7 @@ class StampedOptimizer:
 
 
 def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
-    """Return a function that moves the server's weights, and its initial variables.
+    """Return the server's step as a function, and its optimizer's first variables.
 
     The function takes weights, the optimizer's variables and a `Delta`, which is minus
     the gradient. It returns new weights and variables, in Keras' order. Running

@@ -390,9 +390,9 @@ def open_calls(process: LearningProcess, interrupts: Interrupts) -> ProcessCalls
 
 
 class ReferencedCalls(ProcessCalls):
-    """Calls that return references at once. The state stays in the object store.
+    """Calls a process in a context of ray_fed, where calls return references at once.
 
-    If `owns`, `close` also closes `context`.
+    The state stays in the object store. If `owns`, `close` also closes `context`.
     """
 
     def __init__(

@@ -345,7 +345,7 @@ class RunSpec:
     def choose(
         self, round_index: int, candidates: Mapping[int, ClientMetrics]
     ) -> list[int]:
-        """Return the clients that an adaptive sampler chooses among candidates.
+        """Return the cohort that an adaptive sampler chooses by `candidates`' metrics.
 
         Raises ConfigError as `draw` does.
         """

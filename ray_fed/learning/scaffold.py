@@ -71,9 +71,9 @@ def build_scaffold(
         next  (<ServerState@SERVER, K@CLIENTS, model.data_type> ->
                <ServerState@SERVER, K@CLIENTS, metrics@SERVER>)
 
-    `ClientStates` stores them by client between rounds. `state.server` has the server's
-    control variate and the variables of its optimizer. Each client has the same weight,
-    whatever its number of examples. A client without examples changes nothing.
+    `ClientStates` stores a value for each client between rounds. `state.server` has the
+    server's control variate and the variables of its optimizer. Each client has the
+    same weight, whatever its number of examples. Without examples, it changes nothing.
 
     For other arguments see `build_fed_avg`.
 

@@ -537,7 +537,7 @@ def _identify(run_one: Any) -> str | None:
 
 @contextlib.contextmanager
 def _beginning_alike() -> Generator[Callable[[int], None]]:
-    """Yield a function that is called with the seed before each trial.
+    """Yield a function of a seed that makes Keras and the context ready for a trial.
 
     At the end of the block, Keras and the context continue with their former counts.
     """

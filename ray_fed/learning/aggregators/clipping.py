@@ -164,7 +164,7 @@ def zeroed(
 def clip(update: Any, bound: Any) -> tuple[Any, Any]:
     """Scale an update down to a bound on its norm, and return it with its former norm.
 
-    Its dtypes change as in `scaled`.
+    Floats become float32 or wider, and integers become float64.
     """
     norm = norm_of(update)
     factor = tf.where(norm > bound, bound / tf.maximum(norm, 1e-30), 1.0)

@@ -50,7 +50,7 @@ _MOST_ITERATIONS = 1000
 
 
 class Tabled(Aggregator):
-    """An aggregator of a table with the updates of all clients of a round.
+    """Aggregates all updates of a round at once, from a table with one row for each.
 
     Attributes:
         max_clients: Number of rows of the table.
