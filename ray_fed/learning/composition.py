@@ -325,7 +325,7 @@ def build_process(
     if sent_bytes is not None and update_bytes is not None and other_bytes is not None:
         client_bytes = ClientBytes(sent_bytes, update_bytes + other_bytes)
     both = Kept(kept, aggregation.client_state)
-    # Values that clients keep are never summed, so sums cannot show broken ones.
+    # Values that clients keep are never summed, so sums cannot show if they are broken.
     in_sums = aggregator.sums_show_broken and both.state is None
     guard = _build_guard(guards, result_type, kept_type, in_sums=in_sums)
     steps = _Steps(prepare, work, guard, aggregation, update)

@@ -49,8 +49,9 @@ def build_mime_lite(
 ) -> LearningProcess:
     """Build Mime Lite: clients step with the server's optimizer variables.
 
-    A client goes through its data once more than its `epochs`, to compute the gradient
-    at the server's weights. The clients' learning rate is the optimizer's.
+    A client's steps do not change these variables. It goes through its data once more
+    than its `epochs`, to compute the gradient at the server's weights. The clients'
+    learning rate is the optimizer's.
 
     For other arguments see `build_fed_avg`.
 

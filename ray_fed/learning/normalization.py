@@ -37,8 +37,8 @@ def build_normalization(data_type: Any) -> fl.framework.Computation:
         moments = build_normalization(data.type_signature)(data)
         layer = keras.layers.Normalization(**moments)
 
-    The mean and the variance equal those that `layer.adapt` computes from the inputs of
-    all clients' rows. There is one mean and one variance for each component of the last
+    The moments equal the mean and variance that `layer.adapt` computes from all inputs
+    of all clients. There is one mean and one variance for each component of the last
     dimension. If inputs are single numbers, there is one mean and one variance for all
     of them (`axis=None`). A client sends exact counts, means and sums of squares in
     float64, so this is not private.

@@ -309,7 +309,7 @@ def _copied(value: Any) -> Any:
 
 
 def _leaves(optimizer: Any) -> list[Any]:
-    """Return the optimizers that update variables: this one, or its inner ones."""
+    """Return the optimizers that update variables: this one, or its inner parts."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return optimizer.optimizers
     return [optimizer]

@@ -63,7 +63,7 @@ class AdaptiveNorm:
 
 @dataclasses.dataclass(frozen=True)
 class Bounded(Prepared):
-    """The aggregator that `clipped` and `zeroed` return, which explain its fields."""
+    """The aggregator that `clipped` and `zeroed` return. They explain its fields."""
 
     inner: Aggregator
     norm: float | AdaptiveNorm
