@@ -1,10 +1,11 @@
-"""Federated learning on Keras models: an ordinary user of ray_fed's public names.
+"""Federated learning on Keras models.
 
-Importing this package imports TensorFlow and Keras. Call `ray_fed.init` before you
-build a Keras model: TensorFlow's threads are fixed by the first thing it computes.
+This package uses only the public names of the rest of ray_fed, as a user's program
+does. Importing it imports TensorFlow and Keras. Call `ray_fed.init` before you build a
+Keras model, because TensorFlow fixes its number of threads at its first computation.
 """
 
-# ruff: noqa: E402 (Keras may lack its backend, so ask before it is imported)
+# ruff: noqa: E402 (the backend of Keras is checked before modules import Keras)
 
 import ray_fed.learning.checks as checks
 

@@ -1,4 +1,7 @@
-"""The privacy budget that rounds with noise spend, computed by dp-accounting.
+"""The privacy budget, epsilon, that rounds with noise spend, computed by dp-accounting.
+
+The server's state records which noise its earlier rounds had. So a resumed run cannot
+continue them with other noise, for which one epsilon would be wrong.
 
 Sources:
     Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled
@@ -11,8 +14,6 @@ Sources:
     Antti Koskela, Joonas Jälkö, Antti Honkela: Computing Tight Differential Privacy
     Guarantees Using FFT. AISTATS 2020, https://arxiv.org/abs/1906.03049 (privacy loss
     distributions).
-
-A server's state has the noise of its earlier rounds, so that epsilon counts them.
 """
 
 import abc
@@ -36,12 +37,13 @@ from ray_fed.learning.checks import check_number, check_positive, expect_one_of
 
 
 class NoiseState(NamedTuple):
-    """The part of a server's state that describes the noise of its rounds.
+    """The part of the server's state that describes the noise of its rounds.
 
     Attributes:
-        round_index: The number of rounds so far, i32[].
-        bound: The bound on the norm of a client's update, f32[].
-        spends: The parameters of the rounds so far, f64[2]; see `Privacy.a_round`.
+        round_index: Number of rounds so far, i32[].
+        bound: Bound on the norm of a client's update, f32[].
+        spends: Two numbers that decide how much privacy each round spent, f64[2], as in
+            `Privacy.a_round`.
     """
 
     round_index: Any
@@ -50,14 +52,14 @@ class NoiseState(NamedTuple):
 
 
 def check_noise(privacy: Any, state: Any) -> None:
-    """Raise ConfigError if the rounds of a state had other noise than a process."""
+    """Raise ConfigError if the rounds of a state had other noise than `privacy` has."""
     if privacy is not None:
         for found in _noise_in(state):
             privacy.check_continues(found.spends, int(found.round_index))
 
 
 def _noise_in(state: Any) -> Iterator[NoiseState]:
-    # A round returns a mapping in place of a `NoiseState`.
+    # A computation returns a mapping in place of a `NoiseState`.
     named: Any = state if isinstance(state, Mapping) else {}
     if isinstance(state, NoiseState):
         yield state
@@ -74,9 +76,9 @@ class Privacy(abc.ABC):
     """The guarantee that rounds with Gaussian noise give to each client.
 
     Attributes:
-        noise_multiplier: The standard deviation of the noise, divided by the bound on a
+        noise_multiplier: Standard deviation of the noise, divided by the bound on a
             client's update, >= 0. Without noise, epsilon is infinite.
-        delta: The probability with which the guarantee may fail, between 0 and 1.
+        delta: Probability with which the guarantee may fail, between 0 and 1.
     """
 
     noise_multiplier: float
@@ -85,27 +87,30 @@ class Privacy(abc.ABC):
     @property
     @abc.abstractmethod
     def a_round(self) -> tuple[float, float]:
-        """The parameters that decide how much a round spends, without `delta`."""
+        """The two numbers that, together with `delta`, decide how much a round spends.
+
+        The first is the noise multiplier. The second is the sampling probability of a
+        client, or the number of rounds in a pass.
+        """
 
     def check_continues(self, spends: Any, num_rounds: int) -> None:
-        """Raise ConfigError if earlier rounds had other noise."""
+        """Raise ConfigError if `spends` of earlier rounds differs from `a_round`."""
         found = tuple(float(number) for number in spends)
         if num_rounds and found != self.a_round:
             raise errors.ConfigError(
                 f"Expected a state whose {num_rounds} rounds had the noise of this"
-                f" process, {self.a_round} (its multiplier, and the share of clients or"
-                f" rounds of a pass), found {found}: epsilon would count them wrongly."
-                " Pass a process with their numbers, or begin anew."
+                f" process, {self.a_round} (the noise multiplier, and the sampling"
+                f" probability or the rounds of a pass), found {found}: epsilon would"
+                " be wrong. Pass a process with this noise, or begin without a state."
             )
 
     def epsilon(self, num_rounds: Any) -> float:
-        """Return epsilon after a number of rounds.
+        """Return epsilon, the privacy budget that a number of rounds spends.
 
-        It is infinite if rounds have no noise.
+        Epsilon is infinite if rounds have no noise.
 
         Args:
-            num_rounds: The number of rounds so far, >= 0, such as the `round_index` of
-                a state.
+            num_rounds: Number of rounds, >= 0, such as the `round_index` of a state.
 
         Raises:
             ConfigError: `num_rounds` is below 0.
@@ -117,7 +122,6 @@ class Privacy(abc.ABC):
         return self._spend(num_rounds) if self.noise_multiplier else math.inf
 
     def _spend(self, num_rounds: int) -> float:
-        """Return epsilon after rounds with noise, by Rényi accounting."""
         import_extra("dp_accounting", "epsilon")
         parts = [
             (compute_rdp(mechanism), count)
@@ -131,14 +135,14 @@ class Privacy(abc.ABC):
 
     @abc.abstractmethod
     def _parts(self, num_rounds: int) -> list[tuple["Mechanism", int]]:
-        """Return the mechanisms that rounds are composed of, each with its count."""
+        """Return each mechanism of the rounds, and how many times it was applied."""
 
 
 class Mechanism(NamedTuple):
-    """One kind of round or pass that an accountant composes.
+    """The noise of one sampled round, or of one whole or unfinished tree.
 
-    `sampling_probability` is None for a tree, and `num_steps` is None for a sampled
-    round.
+    A sampled round has a `sampling_probability` and no `num_steps`. A tree has
+    `num_steps`, its number of rounds, and no `sampling_probability`.
     """
 
     noise_multiplier: float
@@ -148,10 +152,10 @@ class Mechanism(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def compute_rdp(mechanism: Mechanism) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return orders, and the Rényi divergence of a mechanism at each order.
+    """Return Rényi orders, and the divergence of a mechanism at each order.
 
-    Divergences of rounds add up, so the divergence of one round (50 ms) is computed
-    once for a run.
+    The divergences of several rounds add up. So the divergence of one round, which
+    takes 50 ms, is computed once for a run.
     """
     accounting = import_extra("dp_accounting", "epsilon")
     if mechanism.num_steps is None:
@@ -170,7 +174,7 @@ def compute_rdp(mechanism: Mechanism) -> tuple[NDArray[Any], NDArray[Any]]:
 
 @functools.lru_cache(maxsize=16)
 def compute_pld(mechanism: Mechanism) -> Any:
-    """Return the privacy loss distribution of a sampled round, of megabytes.
+    """Return the privacy loss distribution of one sampled round, which takes megabytes.
 
     It is computed once for a run, as `PLDAccountant` of dp-accounting does.
     """
@@ -187,20 +191,19 @@ def _sampled_event(mechanism: Mechanism) -> Any:
 
 
 Accountant = Literal["rdp", "pld"]
-"""Accountants of dp-accounting: Rényi divergences, or privacy loss distributions."""
+"""Methods of dp-accounting: Rényi divergences, or privacy loss distributions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SampledGaussian(Privacy):
-    """Each client takes part in each round independently, with one probability.
+    """The guarantee of rounds in which each client takes part by chance, independently.
 
     Neighboring sets of clients differ by one additional client.
 
     Attributes:
-        sampling_probability: The probability of a client in a round, 0 to 1.
-        accountant: "rdp" computes epsilon by Rényi divergences. "pld" computes it by
-            privacy loss distributions, which give a smaller epsilon for the same noise
-            but take longer.
+        sampling_probability: Probability that a client takes part in a round, 0 to 1.
+        accountant: Method of computing epsilon, "rdp" or "pld". "pld" returns a smaller
+            epsilon for the same noise, but takes longer.
     """
 
     sampling_probability: float
@@ -225,12 +228,13 @@ class SampledGaussian(Privacy):
 
 @dataclasses.dataclass(frozen=True)
 class TreeGaussian(Privacy):
-    """Each client takes part at most once in a pass, which has the noise of one tree.
+    """The guarantee of passes in which each client takes part at most once.
 
-    Neighboring sets of clients differ by one client, whose update is zero in one set.
+    The rounds of one pass share the noise of one tree. Neighboring sets of clients
+    differ by one client, whose update is zero in one of the sets.
 
     Attributes:
-        rounds_per_pass: The number of rounds in a pass, >= 1. Then a new tree begins.
+        rounds_per_pass: Number of rounds in a pass, >= 1. Each pass begins a new tree.
     """
 
     rounds_per_pass: int
@@ -261,18 +265,18 @@ def find_noise_multiplier(
     delta: float,
     accountant: Accountant = "rdp",
 ) -> float:
-    """Return the noise multiplier of `dp_mean` that spends an epsilon over rounds.
+    """Return the least noise multiplier of `dp_mean` with which rounds spend `epsilon`.
 
-    It is the smallest one to an accuracy of 1e-6, as dp-accounting's
-    `calibrate_dp_mechanism` finds it. The privacy spent is at most `epsilon`.
+    The search of dp-accounting, `calibrate_dp_mechanism`, is accurate to 1e-6. The
+    rounds spend at most `epsilon`.
 
     Args:
-        epsilon: The privacy to spend over all rounds, > 0.
-        num_rounds: The number of rounds of the training, >= 1.
-        clients_per_round: As for `dp_mean`.
-        num_clients: As for `dp_mean`.
-        delta: As for `dp_mean`.
-        accountant: As for `dp_mean`. Pass the same one there.
+        epsilon: Privacy budget of all rounds together, > 0.
+        num_rounds: Number of rounds of the training, >= 1.
+        clients_per_round: Expected size of a cohort, as for `dp_mean`.
+        num_clients: Number of clients to sample from, as for `dp_mean`.
+        delta: Probability with which the guarantee may fail, as for `dp_mean`.
+        accountant: Method of computing epsilon. Pass the same one to `dp_mean`.
 
     Raises:
         ConfigError: An argument is out of its range.
@@ -312,7 +316,7 @@ def find_noise_multiplier(
 
 
 def check_cohorts(clients_per_round: Any, num_clients: Any, delta: Any) -> None:
-    """Raise ConfigError for numbers that a guarantee cannot have."""
+    """Raise ConfigError if the size of cohorts, or `delta`, is out of its range."""
     read_whole("num_clients", num_clients, 1)
     read_whole("clients_per_round", clients_per_round, 1, num_clients)
     check_number("delta", delta, lambda p: 0 < p < 1, "above 0 and below 1")
@@ -320,7 +324,7 @@ def check_cohorts(clients_per_round: Any, num_clients: Any, delta: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet_accountant() -> Generator[None]:
-    """Hide the accountant's log line about orders without a bound."""
+    """Hide dp-accounting's log line about Rényi orders for which it finds no bound."""
     logger = logging.getLogger("absl")
 
     def is_other(record: logging.LogRecord) -> bool:

@@ -1,7 +1,8 @@
-"""Checks that inputs and labels of a client's batch have the same number of rows.
+"""Checks and casts of the batches that clients have.
 
-Lists, and values of `ClientData` in memory, are checked here. The result of a function
-is checked when a worker reads it. Files are not checked.
+Inputs and labels of a batch must have the same number of rows. This is checked here for
+lists and for values of `ClientData` in memory. The result of a user's function is
+checked when a worker calls the function. Files are not checked.
 """
 
 import logging
@@ -20,10 +21,11 @@ _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
 class BatchCaster:
-    """Casts numbers in lists of batches to the types that a process takes.
+    """Casts arrays in lists of batches to the dtypes that `process.next` takes.
 
-    Batches of an untyped process stay as they are. If `cast` is None, it casts and logs
-    this once. `member` is the type of one client's data, or None if it is unknown.
+    An array is cast only if no number changes, except by rounding. If `cast` is None,
+    the first cast is logged. Batches of a process without types stay as they are.
+    `member` is the type of one client's data, or None if it is unknown.
     """
 
     def __init__(self, process: Any, *, cast: bool | None) -> None:
@@ -36,10 +38,7 @@ class BatchCaster:
         self._is_silent = bool(cast)
 
     def __call__(self, batches: Any) -> Any:
-        """Return cast batches.
-
-        Other values, such as a reference, are returned as is.
-        """
+        """Return cast batches. A value that is not a list is returned unchanged."""
         if self._type is None or not isinstance(batches, list):
             return batches
         before = cast("list[Any]", batches)
@@ -75,12 +74,12 @@ class BatchCaster:
             else (made == value)
         )
         if not np.all(is_kept):
-            return value  # it is refused later
+            return value  # a later check of types refuses it
         if not self._is_silent:
             self._is_silent = True
             _logger.warning(
                 "Clients have arrays of %s where the model takes %s: they are cast."
-                " `cast=True` says nothing, `cast=False` refuses them.",
+                " Pass `cast=True` to hide this warning, or `cast=False` for an error.",
                 value.dtype,
                 wanted,
             )
@@ -88,7 +87,7 @@ class BatchCaster:
 
 
 def detach(batches: Any) -> Any:
-    """Return batches whose arrays are copies: a lazy sequence may use them again."""
+    """Copy batches with their arrays, because a lazy sequence may reuse an array."""
     match batches:
         case np.ndarray():
             return cast("NDArray[Any]", batches).copy()
@@ -104,10 +103,11 @@ def detach(batches: Any) -> Any:
 
 
 def check_clients(data: object, member: fl.Type | None) -> None:
-    """Check that data has a list of batches, or a reference, for each client.
+    """Check that `data` has a list of batches, or a reference, for each client.
 
-    The batches in lists are not checked here. Raises ConfigError for a table, and
-    ValueMismatchError for a client's value of another type than `member`.
+    `member` is the type of one client's data, or None if it is unknown. The batches in
+    lists are not checked here. Raises ConfigError for a table, and ValueMismatchError
+    for a client's value of another type.
     """
     if hasattr(data, "columns") and hasattr(data, "iloc"):
         raise errors.ConfigError(
@@ -135,17 +135,18 @@ def check_clients(data: object, member: fl.Type | None) -> None:
 
 
 def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> None:
-    """Raise unless inputs and labels of each batch have one number of rows.
+    """Check that inputs and labels of each batch have the same number of rows.
 
-    `clients` has clients' batches by index. Labels that are NaN log a warning. The
-    ValueMismatchError names client and batch.
+    `clients` has each client's batches by its index. `ids` has the ids of all clients,
+    if they have ids. Labels that are NaN log a warning. Raises ValueMismatchError,
+    which names the client and the batch.
     """
     for index, batches in clients.items():
         client = f"with the id {ids[index]!r}" if ids else f"`data[{index}]`"
         kind = _kind_of_one(batches)
         if kind:
             raise errors.ValueMismatchError(
-                f"Expected a list of batches as what the client {client} has, found"
+                f"Expected a list of batches as the data of the client {client}, found"
                 f" {kind}."
             )
         if isinstance(batches, ClientReference):
@@ -159,8 +160,8 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
                 raise errors.ValueMismatchError(
                     f"Expected one number of rows in the batch {number} of the client"
                     f" {client}, found {shown}: pass the inputs and the labels of the"
-                    " same rows. A single row is no batch: put rows together, such as"
-                    " by `np.stack`."
+                    " same rows. A single row is no batch: stack rows, such as by"
+                    " `np.stack`."
                 )
             if _has_nan(batch):
                 _logger.warning(
@@ -172,7 +173,7 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
 
 
 def _kind_of_one(value: Any) -> str:
-    """Describe a value that should be batches, with a remedy, or return ""."""
+    """Describe a value that is not a list of batches, with a remedy, or return ""."""
     if hasattr(value, "iloc"):
         return (
             f"a table of `{type(value).__name__}`: pass one table of all clients to"
@@ -184,10 +185,11 @@ def _kind_of_one(value: Any) -> str:
 
 
 def count_rows(batches: Any) -> Any:
-    """Return the sizes of a client's batches, without reading data.
+    """Return the sizes of a client's batches without reading its data.
 
-    For a list, these are the rows of each batch, by its first array, or None without an
-    array. For another sequence, this is its length, or None.
+    For a list, these are the numbers of rows of its batches, or None for a batch
+    without an array. For another sequence, this is its length, or None if it has no
+    length.
     """
     if not isinstance(batches, list):
         return len(batches) if hasattr(batches, "__len__") else None
@@ -201,7 +203,7 @@ def _has_nan(batch: Any) -> bool:
 
 
 def find_nan(batches: Any) -> str:
-    """Return a sentence on the first NaN in a list of batches; "" without one."""
+    """Return a sentence that locates the first NaN in a list of batches, or ""."""
     listed = cast("list[Any]", batches) if isinstance(batches, list) else []
     for number, batch in enumerate(listed):
         for name, value in _leaves(batch, ""):
@@ -215,7 +217,6 @@ def find_nan(batches: Any) -> str:
 
 
 def _is_nan(value: Any) -> NDArray[np.bool_]:
-    """Return a mask of the NaNs of an array of floats. Others have an empty mask."""
     is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
     return np.isnan(value) if is_float else np.zeros(0, np.bool_)
 

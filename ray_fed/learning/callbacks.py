@@ -1,10 +1,11 @@
-"""Callbacks of a run: tables, trackers, saved models and early stopping.
+"""Callbacks of `learning.run`: tables, trackers, saved models and early stopping.
 
-A callback is any object with a method `on_round(record)`. `Callback` has the other
-hooks. When a run begins or is resumed, a callback writes its whole file from the
-history. So each round has one row, also if the program was killed between a row and a
-checkpoint. A file that is replaced is complete or absent. The libraries of trackers are
-extras, which are imported when a callback is made.
+A callback is any object with a method `on_round(record)`. The class `Callback`
+documents the other methods. When a run begins or is resumed, CSV and JSONLines write
+their whole file from the history. So the file has one row for each round, even if the
+program was killed after a row was written and before the round was saved. A file that
+is replaced is never half-written. Trackers need extras, which are imported when a
+callback is made.
 """
 
 import asyncio
@@ -56,8 +57,9 @@ _logger = logging.getLogger("ray_fed.learning.run_loop")
 class Callback:
     """A callback that does nothing. Override the methods that you need.
 
-    A thread of the run calls the methods one after another, while the next round runs.
-    After a kill, the rounds since the last checkpoint are run and reported again.
+    The run calls the methods on a thread, one at a time, while the next round is
+    computed. If a program is killed, its resumed run repeats the rounds after the last
+    saved state and reports them again.
     """
 
     @override
@@ -65,35 +67,35 @@ class Callback:
         return f"<callback {type(self).__name__}>"
 
     def on_start(self, history: History) -> None:
-        """Receive the rounds before a resume, or an empty history at the beginning."""
+        """Receive the rounds before a resume, or an empty history for a new run."""
 
     def on_round(self, record: RoundRecord) -> None:
-        """Receive the record of a round, after its evaluation."""
+        """Receive the record of a round, after the round was evaluated."""
 
     def needs_state(self, record: RoundRecord) -> bool:  # noqa: ARG002
         """Return whether `on_state` should be called after this round."""
         return False
 
     def on_state(self, record: RoundRecord, state: Any) -> None:
-        """Receive the state after a round, as plain values."""
+        """Receive the server's state after a round, as plain values (NumPy arrays)."""
 
     def should_stop(self, history: History) -> bool:  # noqa: ARG002
-        """Return whether the run should end after these rounds."""
+        """Return whether the run should end after the rounds in `history`."""
         return False
 
     def on_end(self, history: History, reason: str) -> None:
         """Receive the history when the run ends, also after an error."""
 
     def choose_state(self, state: Any) -> Any:
-        """Return the state that the run returns, given the last one."""
+        """Return the server's state that the run returns. `state` is the last one."""
         return state
 
 
 class ReleaseCallback(Callback):
-    """Releases metrics with a release manager of federated_language.
+    """Calls a release manager of federated_language after each round.
 
-    The manager receives `{"training": ..., "evaluation": ...}` for each round. The key
-    is the number of the round, from 1.
+    The manager receives the value `{"training": ..., "evaluation": ...}`, which has the
+    metrics, and the round's number, from 1, as the key.
     """
 
     def __init__(self, manager: fl.program.ReleaseManager[Any, int]) -> None:
@@ -107,12 +109,11 @@ class ReleaseCallback(Callback):
 
 
 class Callbacks:
-    """All callbacks of a run.
+    """All callbacks of a run, called in order.
 
-    Each method raises CallbackError if a callback raises.
-
-    If `logs`, the error is logged instead, and the run continues. An object without
-    `on_round` that is no release manager raises ConfigError.
+    An error of a callback is raised as CallbackError. With `logs`, the error is logged
+    instead, and the run continues. The constructor raises ConfigError for an object
+    that is neither a callback nor a release manager.
     """
 
     def __init__(self, callbacks: Sequence[Any], *, logs: bool) -> None:
@@ -124,7 +125,7 @@ class Callbacks:
             self._call(each, "on_start", "as the run began", history)
 
     def round(self, record: RoundRecord) -> None:
-        """Report a round. Callbacks after one that raises are not called."""
+        """Report a round. If a callback raises, later callbacks are not called."""
         when = f"after round {record.round}"
         for each in self._callbacks:
             self._call(each, "on_round", when, record)
@@ -144,13 +145,13 @@ class Callbacks:
             self._call(each, "on_state", when, record, state)
 
     def should_stop(self, history: History) -> bool:
-        """Return whether a callback ends the run. All callbacks are asked."""
+        """Ask all callbacks, and return whether one of them ends the run."""
         when = f"after round {history[-1].round}"
         asked = [self._call(c, "should_stop", when, history) for c in self._callbacks]
         return any(asked)
 
     def end(self, history: History, reason: str) -> None:
-        """Report the end to all callbacks, then raise the first error, if any."""
+        """Report the end of the run to all callbacks, then raise their first error."""
         first: errors.CallbackError | None = None
         for each in self._callbacks:
             try:
@@ -180,8 +181,8 @@ class Callbacks:
                 return None
             raise errors.CallbackError(
                 f"Expected the callback `{name}` to return from `{method}` {when},"
-                f" found {error_texts.summarize(error).rstrip('.')}. What has a"
-                ' `storage_path` is saved; on_error="log" goes on without it.'
+                f" found {error_texts.summarize(error).rstrip('.')}. A run with a"
+                ' `storage_path` is saved. Pass on_error="log" to log such errors.'
             ) from error
 
 
@@ -209,7 +210,7 @@ def _as_callback(found: Any) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Generator[pathlib.Path]:
-    """Yield a temporary path, whose file replaces `path` at the end."""
+    """Yield a temporary path. At the end, the file at this path replaces `path`."""
     name = f".{path.stem}.{uuid.uuid4().hex}{path.suffix}"
     temporary = path.with_name(name)
     with telling(path):
@@ -224,7 +225,7 @@ def replacing(path: pathlib.Path) -> Generator[pathlib.Path]:
 
 @contextlib.contextmanager
 def telling(path: pathlib.Path) -> Generator[None]:
-    """Turn an OSError into a StorageError that names the file."""
+    """Turn an OSError of the block into a StorageError that names the file `path`."""
     try:
         yield
     except OSError as error:
@@ -237,7 +238,7 @@ def telling(path: pathlib.Path) -> Generator[None]:
 
 
 def check_place(path: pathlib.Path) -> None:
-    """Raise StorageError unless a file can be written. An existing file stays."""
+    """Raise StorageError if `path` cannot be written. An existing file stays."""
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}{path.suffix}")
     with telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -250,11 +251,11 @@ def check_place(path: pathlib.Path) -> None:
 class CSV(Callback):
     """Writes one row for each round to a CSV file.
 
-    The columns are as in `History.rows()`. If a later round has a new metric, such
-    as the first evaluation, the file is written again with the new column.
+    `History.rows()` describes the columns. If a later round has a new metric, such as
+    the first evaluation, the file is written again with the new column.
 
     Args:
-        path: The path of the file. Its folder is created.
+        path: Path of the file. Its folder is created.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -296,11 +297,11 @@ class CSV(Callback):
 class JSONLines(Callback):
     """Writes one JSON object for each round, on its own line.
 
-    The names are as in `History.rows()`. JSON has no NaN and no infinities, so such
-    numbers, such as a loss without examples, are null.
+    `History.rows()` describes the names. A number that JSON cannot express is null:
+    NaN, such as the loss without examples, or infinity.
 
     Args:
-        path: The path of the file. Its folder is created.
+        path: Path of the file. Its folder is created.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -347,15 +348,13 @@ _RISING = (
 
 
 class _Best:
-    """The best value of a metric so far.
-
-    A later look reads only the new rounds.
+    """The round with the best value of a metric so far. `read` adds rounds.
 
     Attributes:
-        place: The index of the best round in the history. None if no round has the
+        place: Index of the best round in the history, or None if no round has the
             metric.
-        since: The number of rounds with the metric since the best one.
-        is_last: Whether the last round is better than all before it.
+        since: Number of rounds with the metric after the best round.
+        is_last: Whether the last round is better than all rounds before it.
     """
 
     def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
@@ -364,13 +363,13 @@ class _Best:
         self._restart()
 
     def _restart(self) -> None:
-        self._name, self._size = "", 0  # of what was read
+        self._name, self._size = "", 0  # the metric, and the number of rounds read
         self._last: RoundRecord | None = None
         self.place: int | None = None
         self._value, self.since, self.is_last = math.inf, 0, False
 
     def read(self, history: History) -> None:
-        """Read a history, which usually continues the last one."""
+        """Read a history: only its new rounds, if it continues the last history."""
         name, size = history.full_name(self._monitor), self._size
         goes_on = 0 < size <= len(history) and history[size - 1] is self._last
         if name != self._name or not goes_on:
@@ -389,7 +388,7 @@ class _Best:
 
 
 def _is_rising(metric: str, mode: str) -> bool:
-    """Return whether a higher value of a metric is better, or raise ConfigError."""
+    """Return whether a higher value of a metric is better, by `mode` or its name."""
     expect_name(metric)
     expect_one_of("mode", mode, ("auto", "min", "max"))
     name = re.sub(r"_\d+$", "", re.sub(r"(/\d+)+$", "", metric))  # auc_1, f1_score/0
@@ -397,7 +396,7 @@ def _is_rising(metric: str, mode: str) -> bool:
 
 
 class _BestRound(Callback):
-    """Asks for the state of each round that is better than all before it."""
+    """A callback that needs the state of each round that is the best so far."""
 
     def __init__(self, monitor: str, mode: str, min_delta: float = 0.0) -> None:
         self.monitor = monitor
@@ -430,16 +429,16 @@ class EarlyStopping(_BestRound):
     round.
 
     Args:
-        monitor: The metric, as `History.values` takes it.
-        patience: The number of rounds that may pass without a better value, >= 1. Only
-            rounds that have the metric count.
-        min_delta: The least improvement that counts, >= 0.
-        mode: "min" if a lower value is better, "max" if a higher one is. "auto" decides
-            by the end of the name: a higher value is better for accuracies, AUC,
-            precision, recall, scores (F1, R2), overlap (IoU), correlation, similarity,
-            sensitivity and specificity.
-        best_weights: A file for the weights of the best round, such as
-            "runs/best.npz". The run then returns a state with these weights. None: it
+        monitor: Name of the metric, as for `History.values`.
+        patience: Number of rounds without a better value after which the run ends,
+            >= 1. Rounds without the metric do not count.
+        min_delta: Least difference from the best value that counts as better, >= 0.
+        mode: "min" if lower values are better, "max" if higher values are better.
+            "auto" decides by the end of the metric's name: higher values are better for
+            accuracies, AUC, precision, recall, scores (F1, R2), overlap (IoU),
+            correlation, similarity, sensitivity and specificity.
+        best_weights: File for the weights of the best round, such as "runs/best.npz".
+            The run then returns its last state with these weights. None: the run
             returns the weights of the last round.
 
     Raises:
@@ -483,7 +482,7 @@ class EarlyStopping(_BestRound):
     @override
     def on_state(self, record: RoundRecord, state: Any) -> None:
         assert self._path is not None
-        # As bytes: npz has no bfloat16.
+        # The weights are saved as bytes, because npz files have no bfloat16.
         leaves = [np.frombuffer(w.tobytes(), np.uint8) for w in _weights_of(state)]
         with replacing(self._path) as temporary:
             np.savez(temporary, np.array(record.round), *leaves)
@@ -494,7 +493,7 @@ class EarlyStopping(_BestRound):
         return self._best.since >= self._patience
 
     def __call__(self, history: History) -> bool:
-        """Return `should_stop(history)`, so that `run(stop=...)` takes the object."""
+        """Return `should_stop(history)`, so that `run(stop=...)` accepts the object."""
         return self.should_stop(history)
 
     @override
@@ -529,15 +528,15 @@ class ModelCheckpoint(_BestRound):
     """Saves the model of the best round so far, as a `.keras` file.
 
     Args:
-        path: The file, which each better model replaces. It is never half-written.
-        model: The model that is trained.
-        monitor: The metric, as `History.values` takes it. The best round has the best
-            value.
-        mode: As for `EarlyStopping`.
+        path: Path of the file. Each better model replaces it, and it is never
+            half-written.
+        model: Model that is trained.
+        monitor: Name of the metric that decides, as for `History.values`.
+        mode: Whether lower or higher values are better, as for `EarlyStopping`.
 
     Raises:
-        ConfigError: The path has another suffix, or `mode` is not a mode.
-        ValueMismatchError: When a run begins: see `Model.to_keras`.
+        ConfigError: `path` does not end with .keras, or `mode` is unknown.
+        ValueMismatchError: `Model.to_keras` fails for the model when a run begins.
     """
 
     def __init__(
@@ -564,7 +563,7 @@ class ModelCheckpoint(_BestRound):
     def on_start(self, history: History) -> None:
         super().on_start(history)
         check_place(self._path)
-        # Refuse a layer that cannot be made again before the run, not after a round.
+        # A layer that cannot be copied ends the run here, not after its first round.
         self._model.to_keras(self._model.initial_weights())
 
     @override
@@ -576,19 +575,19 @@ class ModelCheckpoint(_BestRound):
 class MLflow(Callback):
     """Logs each number of a round as a metric of one MLflow run.
 
-    A resumed run continues the latest MLflow run of its name in the experiment.
+    A resumed run continues the latest MLflow run with its name in the experiment.
 
     Args:
-        run_name: The name of the MLflow run.
-        experiment: The experiment, which is created if it does not exist.
-        tracking_uri: The URI of a server, such as "http://localhost:5000", or of a
-            file, such as "sqlite:///mlflow.db". A folder, such as "file:///runs", needs
+        run_name: Name of the MLflow run.
+        experiment: Name of the experiment, which is created if it does not exist.
+        tracking_uri: URI of a server, such as "http://localhost:5000", or of a file,
+            such as "sqlite:///mlflow.db". A folder, such as "file:///runs", needs
             MLFLOW_ALLOW_FILE_STORE=true in the environment. None: the URI that MLflow
             is configured with.
 
     Raises:
-        UserError: mlflow is not installed. mlflow-skinny with alembic and sqlalchemy,
-            as in the extra, is enough.
+        UserError: mlflow is not installed. The extra has mlflow-skinny, alembic and
+            sqlalchemy, which are enough.
         ConfigError: MLflow cannot store runs at `tracking_uri`.
     """
 
@@ -660,10 +659,10 @@ def _open(mlflow: Any, tracking_uri: str | None) -> Any:
 class TensorBoard(Callback):
     """Writes each number of a round as a scalar for TensorBoard.
 
-    When a run is resumed, TensorBoard drops the scalars of later rounds.
+    After a resume, TensorBoard shows each repeated round once.
 
     Args:
-        log_dir: The folder of the logs.
+        log_dir: Folder of the logs.
 
     Raises:
         UserError: tensorboard is not installed.
@@ -720,10 +719,10 @@ class WandB(Callback):
     """Logs each number of a round to one run of Weights and Biases.
 
     Args:
-        project: The project of the run.
-        run_id: The id of the run. A resumed run continues under the same id.
-        mode: "online", or "offline" to sync later. None: as wandb is configured.
-        folder: The folder for wandb's files. None: the working directory.
+        project: Name of the project.
+        run_id: Id of the run. A resumed run continues the run with this id.
+        mode: "online", or "offline" to upload later. None: the configuration of wandb.
+        folder: Folder for wandb's files. None: the working directory.
 
     Raises:
         UserError: wandb is not installed.

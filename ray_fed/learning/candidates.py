@@ -1,8 +1,11 @@
-"""The clients that adaptive samplers see: evaluated before a round, and recorded.
+"""The candidates of adaptive samplers: clients that are evaluated before a round.
 
-sampler.propose --> candidates --evaluated--> columns of metrics --> sampler.choose
-                                                    |
-seen by later rounds <-- records of the run <-------+
+The sampler proposes candidates and chooses the cohort by their metrics. Records keep
+the metrics for later rounds and for a resume.
+
+    sampler.propose --> candidates --evaluated--> columns of metrics --> sampler.choose
+                                                        |
+    seen by later rounds <-- records of the run <-------+
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +20,13 @@ from ray_fed.program import ClientMetrics
 
 
 def is_adaptive(sampler: object) -> bool:
-    """Return whether a sampler draws clients by their metrics."""
+    """Return whether a sampler chooses clients by their metrics."""
     methods = (getattr(sampler, name, None) for name in ("propose", "choose"))
     return all(map(callable, methods))
 
 
 def build_candidate_evaluation(process: LearningProcess) -> LearningProcess:
-    """Return the evaluation of clients for an adaptive sampler."""
+    """Return the computations that evaluate the candidates, or raise ConfigError."""
     model = getattr(process, "model", None)
     if model is None:
         raise errors.ConfigError(
@@ -37,10 +40,10 @@ def build_candidate_evaluation(process: LearningProcess) -> LearningProcess:
 def to_columns(
     candidates: Sequence[int], metrics: Sequence[Any]
 ) -> dict[str, tuple[float, ...]]:
-    """Return the metrics of candidates in the form of `RoundRecord.candidates`.
+    """Return one column for each number of the candidates' metrics, and their indices.
 
-    Raises:
-        ValueMismatchError: a metric is named `client`.
+    The column `client` has the indices `candidates`. Raises ValueMismatchError if a
+    metric has this name.
     """
     numbers = [dict(flatten_numbers(each)) for each in metrics]
     names = dict.fromkeys(name for each in numbers for name in each)
@@ -52,7 +55,7 @@ def to_columns(
 def read_columns(
     round_index: int, columns: Mapping[str, Sequence[float]]
 ) -> dict[int, ClientMetrics]:
-    """Return the metrics of clients by index; see `RoundRecord.candidates`."""
+    """Invert `to_columns`: return each client's metrics by its index."""
     names = [name for name in columns if name != "client"]
     rows = zip(*(columns[name] for name in names), strict=True)
     return {

@@ -1,19 +1,19 @@
-"""Saves a run beside its rounds: one save at a time, one state that waits for it.
+"""Saves a run while its rounds continue.
 
     round r   r+1   r+2   r+3   r+4          rounds that are done
     save r --------------> save r+3 ----->   saves of their states
 
-If a round ends while another one is saved, its state waits, and a later state replaces
-it, because a resume needs only the latest. So saving takes a bounded share of the time
-of short rounds.
+There is one save at a time. If a round ends during a save, its state waits. A later
+state replaces a waiting one, because a resume needs only the latest. So short rounds
+spend a bounded share of their time on saves.
 
-A run on disk or in an object store has these files:
+A run has these files, on disk or in an object store:
 
 run_N        the fingerprint of the run. It is written at every start, before the first
              round, so that an error of the storage is raised at once
 history_N    the records of rounds. Each is written once, before its state
 round_N      the state after N rounds
-clients/     values of clients. The state of a round names the archives that it uses
+clients/     values that clients keep. round_N names the archives that it uses
 """
 
 import contextlib
@@ -47,12 +47,13 @@ class Reached:
     """The progress of a run after some rounds.
 
     Attributes:
-        state: The server's state, as a call returned it, or as plain values.
-        history: The records of all rounds so far.
-        clients: The values of clients that changed since the last `Reached` that was
-            passed to be saved, by client.
-        clock: The saved state of the clock of devices. None if the run has no clock.
-        live: The earlier states that running tasks of clients began with, by version.
+        state: Server state, as the round returned it, or as plain values.
+        history: Records of all rounds so far.
+        clients: New values, as bytes, of the clients whose values changed since the
+            last `Reached` that was passed to be saved.
+        clock: Saved state of the simulated clock of `devices`, or None without a clock.
+        live: Earlier server states from which clients still compute, by their version,
+            which is the number of rounds before them.
     """
 
     state: Any
@@ -63,12 +64,10 @@ class Reached:
 
 
 class RunStorage:
-    """Saves a run and loads it.
+    """Saves a run and loads it. Only one thread may use it at a time.
 
-    One thread uses it at a time.
-
-    `clients` is the empty store of clients' values, or None if clients keep no values.
-    All states are kept if `num_to_keep` is None.
+    `clients` is the empty store of the values that clients keep, or None if they keep
+    nothing. `num_to_keep` is the number of states to keep, or None to keep all.
     """
 
     def __init__(
@@ -100,17 +99,21 @@ class RunStorage:
         first_number: int,
         start: str | None = None,
     ) -> tuple[Reached | None, int]:
-        """Return the saved run and the number of its call of round 0, and continue it.
+        """Load the saved run, if there is one, and take over its place.
 
-        The run is None if no round was saved. Saved states are read in the structure of
-        the initial `state`. `first_number` is the number of the first call of a new
-        run. `start` is a digest of the values with which the run begins, or None for
-        the values of `initialize`.
+        `identity` is the fingerprint that a saved run must have. `state` is the initial
+        state, whose structure saved states have. `first_number` is the number of the
+        first call of a new run. `start` is a digest of the values with which the run
+        begins, or None for the values of `initialize`.
+
+        Returns:
+            The progress of the saved run, or None if no round was saved. The number of
+            the run's first call, as the saved run had it.
 
         Raises:
             ConfigError: Another run is saved there.
-            StorageError: The place cannot be read or written, or another run saves
-                there now.
+            StorageError: The place cannot be read or written, or another program is
+                saving a run there.
             StateFormatError: Another version of ray_fed saved the run.
             SavedStateError: The saved run is damaged.
         """
@@ -133,17 +136,17 @@ class RunStorage:
         self.start = start
         self._start = starts + 1 if noted is not None else 0
         self._write_note()
-        if self._is_closed:  # closed meanwhile, so nobody waits
+        if self._is_closed:  # by another thread, while this one waited for storage
             self._lock.release()
         return saved, first_number
 
     def _load(self, structure: Any, *, is_noted: bool) -> Reached | None:
-        """Return the latest state whose rounds all have whole records."""
+        """Return the latest saved state for whose rounds all records are whole."""
         versions = self._rounds.find()
         if versions and not is_noted:
             raise errors.SavedStateError(
-                f"Expected `{self._where}` to say what run its states are of, found no"
-                " such file: name another `storage_path`."
+                f"Expected a file run_N in `{self._where}` that describes the run of"
+                " its states, found none: pass another `storage_path`."
             )
         lines = self._log.read() if versions else []
         records = from_json(lines)
@@ -156,8 +159,8 @@ class RunStorage:
             )
         if versions and num_rounds < versions[-1]:
             _logger.warning(
-                "The records after round %d in `%s` are damaged: the run goes on from"
-                " a state before.",
+                "The records after round %d in `%s` are damaged: the run continues"
+                " from an earlier state.",
                 num_rounds,
                 self._log.where,
             )
@@ -172,7 +175,7 @@ class RunStorage:
             except errors.SavedStateError as error:
                 error.add_note(
                     f"The state after {rounds} rounds in `{self._where}` needs it: move"
-                    " that away to resume from the one before."
+                    " that state away to resume from an earlier one."
                 )
                 raise
         history = History(record for record in records if record.round <= rounds)
@@ -191,7 +194,7 @@ class RunStorage:
         return Reached(found["state"], history, clock=clock, live=live)
 
     def _read_note(self) -> tuple[dict[str, Any] | None, int]:
-        """Return the note of the last start of a run, or None, and its number."""
+        """Return the run's last note (fingerprint, owner) or None, and its number."""
         values, number = self._starts.read_latest()
         if values is None:
             return None, 0
@@ -200,8 +203,8 @@ class RunStorage:
             known = found["format"]
         except (ValueError, TypeError, KeyError) as error:
             raise errors.SavedStateError(
-                f"Expected what a run is in `{self._where}`, found something else"
-                f" ({error}): name another `storage_path`."
+                f"Expected the description of a run in `{self._where}`, found another"
+                f" text ({error}): pass another `storage_path`."
             ) from error
         if known != _FORMAT:
             raise errors.StateFormatError(
@@ -217,16 +220,15 @@ class RunStorage:
     def _taken(self, noted: Mapping[str, Any]) -> errors.StorageError:
         who = noted.get("runs", "another thread or process")
         return errors.StorageError(
-            f"Expected to be the only run that saves in `{self._where}`, found that"
-            f" another one does, in {who}: wait until it ends, or pass another"
-            " `storage_path`. What it saved is left as it is."
+            f"Expected to be the only run that saves in `{self._where}`, found"
+            f" another run, in {who}: wait until it ends, or pass another"
+            " `storage_path`. Its files stay as they are."
         )
 
     def save(self, reached: Reached) -> None:
-        """Save the progress of a run, unless it is saved already.
+        """Save the progress after one or more rounds, unless it is saved already.
 
-        There is at least one round, and states are plain. Raises StorageError if
-        another run began in its place.
+        States are plain values. Raises StorageError if another run began in this place.
         """
         rounds = reached.history[-1].round
         if rounds == self.saved_rounds:
@@ -253,15 +255,15 @@ class RunStorage:
     def _check_place(self) -> None:
         """Raise StorageError if another run began here or clients' values were removed.
 
-        If the folder was removed, begin again.
+        If the folder was removed and clients keep nothing, write it anew.
         """
         starts = self._starts.find()
         if not starts:
             if self._clients is not None:
                 raise errors.StorageError(
-                    f"Expected what this run saved in `{self._where}`, found it"
-                    " removed, and what clients kept with it: run again with another"
-                    " `storage_path`."
+                    f"Expected the files of this run in `{self._where}`, found them"
+                    " removed, with the values that clients keep: run again with"
+                    " another `storage_path`."
                 )
             self._lock.take()
             self._write_note()
@@ -273,7 +275,6 @@ class RunStorage:
                 raise self._taken(noted)
 
     def _save_clients(self, clients: SavedClientStates, rounds: int) -> bytes:
-        """Save the values of clients, and return the archives of each state as JSON."""
         self._archives[str(rounds)] = clients.write_archives()
         # One more than the states: the oldest is removed after the new one is written.
         for old in list(self._archives)[: -1 - (self._num_to_keep or 0)]:
@@ -281,7 +282,7 @@ class RunStorage:
         return json.dumps(self._archives).encode()
 
     def add_clients(self, changed: Rows) -> None:
-        """Add changed values of clients, which the next save writes."""
+        """Add changed values of clients, as bytes by client, to the next save."""
         if self._clients is not None:
             self._clients.add_unsaved(changed)
 
@@ -292,11 +293,11 @@ class RunStorage:
 
 
 class FolderLock:
-    """A lock on a folder of this machine, which ends with this process.
+    """A lock on a local folder, which ends with this process.
 
-    The folder itself is locked (`flock`), so a killed program leaves no lock behind.
-    Folders on other machines (None), and on file systems that cannot lock, are not
-    locked.
+    The folder itself is locked (`flock`), so a killed program leaves no lock behind. A
+    `path` of None means a folder elsewhere, such as in an object store. It is not
+    locked. Neither is a folder whose file system cannot lock.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -305,11 +306,11 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the folder is locked by this object."""
+        """Whether this object has locked the folder."""
         return self._descriptor is not None
 
     def take(self) -> bool:
-        """Make the folder and lock it; return False if another one has the lock."""
+        """Create the folder and lock it. Return False if another has the lock."""
         self.release()
         if self._path is None:
             return True
@@ -322,7 +323,7 @@ class FolderLock:
                 os.close(descriptor)
                 return not isinstance(error, BlockingIOError)
             self._descriptor = descriptor
-            # A forked process that outlives this one would hold the lock.
+            # A forked process shares the lock, and might outlive this process.
             _locks.add(self)
         return True
 
@@ -345,10 +346,11 @@ os.register_at_fork(after_in_child=_release_all)
 
 
 def list_runs(path: str) -> dict[str, str]:
-    """Return descriptions of the runs at a place, and in its folders, by path.
+    """Describe the runs that are saved at `path` and in the folders directly inside it.
 
-    Each run has one line: rounds, metrics, size and states, or why it cannot be read.
-    Raises ConfigError without a run, and StorageError if the place cannot be read.
+    Returns one line of text for each run's path: rounds, metrics, size and saved
+    states, or why the run cannot be read. Raises ConfigError if there is no run, and
+    StorageError if `path` cannot be read.
     """
     system, root = opening.locate(opening.expand_home(path))
     found = list[Any]()
@@ -400,17 +402,18 @@ def _describe_saved(place: str) -> str:
 _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 _POLL_S = 0.1
-"""How often `finish` asks how much time is left, in seconds."""
+"""Seconds after which `finish` asks again how much time is left."""
 
 
 class Checkpoints:
-    """Saves the latest of the states that it receives, on a thread of its own.
+    """Saves the latest state that it received, on a thread of its own.
 
     Args:
-        storage: The storage of the run, which `close` closes. None: nothing is saved.
-        read: Reads a state into this process, as plain values.
-        spacing_s: The least seconds between the beginnings of two saves, >= 0. None:
-            each state is saved, and `add` waits until the state before is being saved.
+        storage: Storage of the run, which `close` closes. None: nothing is saved.
+        read: Function that reads a state into this process, as plain values.
+        spacing_s: Least number of seconds between the beginnings of two saves, >= 0.
+            None: every state is saved, and `add` waits while an earlier state still
+            waits.
     """
 
     def __init__(
@@ -438,11 +441,9 @@ class Checkpoints:
             ).start()
 
     def add(self, reached: Reached) -> None:
-        """Save a state soon.
+        """Save a state soon. If several states wait, only the latest is saved.
 
-        If several states wait, only the latest is saved.
-
-        Raises the error of an earlier save. This state is then not saved.
+        If an earlier save failed, this raises its error and does not save the state.
         """
         if self._storage is None:
             return
@@ -459,12 +460,10 @@ class Checkpoints:
     def finish(
         self, reached: Reached, find_time_left: Callable[[], float | None]
     ) -> None:
-        """Save the last state and wait for it.
+        """Save the last state and wait for it, or log a warning if time runs out.
 
-        Log a warning if it takes too long.
-
-        `find_time_left` returns the seconds to wait, or None for no limit. If there is
-        a limit, this state replaces a state that waits.
+        `find_time_left` returns the seconds that are left, or None without a limit.
+        With a limit, this state replaces a state that waits.
         """
         if self._storage is None or not reached.history:
             return
@@ -474,14 +473,14 @@ class Checkpoints:
             while self._saves_each and self._waiting is not None:
                 self._changed.wait(_POLL_S)
                 self._saves_each = find_time_left() is None
-            self._error = None  # the last state is always tried
+            self._error = None  # the last state is saved even if a save failed
             self.add(reached)
             while self._is_saving or self._waiting is not None:
                 left = find_time_left()
                 if left is not None and left <= 0:
                     _logger.warning(
-                        "The state after %d rounds was not saved in time; the one of %d"
-                        " rounds is there.",
+                        "The state after %d rounds was not saved in time. The latest"
+                        " saved state is the one after %d rounds.",
                         reached.history[-1].round,
                         self._storage.saved_rounds,
                     )
@@ -523,7 +522,7 @@ class Checkpoints:
             return taken
 
     def close(self) -> None:
-        """Close the storage, once a save that still runs has ended."""
+        """Stop the thread and close the storage, after a save that is under way."""
         with self._changed:
             self._is_hurried = self._is_closed = True
             self._waiting = None

@@ -1,4 +1,4 @@
-"""What users hand in: checked once, where it comes in."""
+"""Checks of what users pass, made once, where a value enters the library."""
 
 import importlib
 import math
@@ -36,8 +36,8 @@ def _backend_error(backend: str) -> errors.UserError:
 def join_metrics(*parts: tuple[str, Any]) -> "OrderedDict[str, Any]":
     """Return the metrics of several owners in one dictionary.
 
-    `parts` are pairs of an owner, as errors name it, and its metrics by name, if any.
-    Raises ValueMismatchError if two owners have metrics of one name.
+    Each of `parts` is the name of an owner, for errors, and its metrics or None. Raises
+    ValueMismatchError if two owners have metrics of the same name.
     """
     joined: OrderedDict[str, Any] = OrderedDict()
     owners: dict[str, str] = {}
@@ -47,16 +47,17 @@ def join_metrics(*parts: tuple[str, Any]) -> "OrderedDict[str, Any]":
                 raise errors.ValueMismatchError(
                     "Expected metrics of different names, found one named"
                     f" `{name}` of {owners[name]} and one of {owner}: give one of them"
-                    " another name, a metric of Keras by its `name=`."
+                    " another name. A metric of Keras takes it as `name=`."
                 )
             joined[name], owners[name] = value, owner
     return joined
 
 
 def expect_object(value: object, cls: type, example: str) -> None:
-    """Raise ValueMismatchError unless a value is an object of a class of Keras.
+    """Raise ValueMismatchError unless `value` is an object of the Keras class `cls`.
 
-    Keras takes names and functions in many places, but a name says too little here.
+    Names and functions, which Keras also accepts, are refused. The error shows
+    `example`.
     """
     if not isinstance(value, cls):
         raise errors.ValueMismatchError(
@@ -66,7 +67,7 @@ def expect_object(value: object, cls: type, example: str) -> None:
 
 
 def expect_kind(name: str, value: object, *classes: type) -> None:
-    """Raise ValueMismatchError unless a value is an object of a class of `learning`."""
+    """Raise ValueMismatchError unless the argument `name` is an object of `classes`."""
     if not isinstance(value, classes):
         wanted = " or ".join(cls.__name__ for cls in classes)
         raise errors.ValueMismatchError(
@@ -76,7 +77,7 @@ def expect_kind(name: str, value: object, *classes: type) -> None:
 
 
 def expect_one_of(name: str, value: object, legal: Sequence[str]) -> None:
-    """Raise ConfigError unless a setting is one of some texts."""
+    """Raise ConfigError unless the setting `name` is one of the texts in `legal`."""
     if not isinstance(value, str) or value not in legal:
         raise errors.ConfigError(
             f"Expected `{name}` to be one of {list(legal)}, found `{value}`."
@@ -86,11 +87,11 @@ def expect_one_of(name: str, value: object, legal: Sequence[str]) -> None:
 def check_number(
     name: str, value: Any, fits: Callable[[float], bool], wanted: str
 ) -> None:
-    """Raise ConfigError unless a value is a finite number in a range."""
+    """Raise ConfigError with the text `wanted` unless a value is finite and `fits`."""
     is_number = not isinstance(value, bool) and isinstance(value, numbers.Real)
     try:
         number = float(value) if is_number else math.nan
-    except OverflowError:  # of a whole number
+    except OverflowError:  # an integer that is too large for a float
         number = math.inf
     if not (math.isfinite(number) and fits(number)):
         kind = "" if is_number else ", a number"
@@ -100,10 +101,10 @@ def check_number(
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Raise unless a value is a finite number above 0; see `check_number`."""
+    """Raise ConfigError unless the setting `name` is a finite number above 0."""
     check_number(name, value, lambda number: number > 0, "above 0 and finite")
 
 
 def read_whole_or_none(name: str, value: Any, least: int) -> int | None:
-    """Return the result of `read_whole`, or None for None."""
+    """Return None for None, and otherwise the result of `read_whole`."""
     return None if value is None else read_whole(name, value, least)

@@ -2,10 +2,10 @@
 
     take(ids) --> values of a cohort --> process.next --> put(ids, values)
 
-A client's value is a row of bytes of fixed size. When a run is saved, each checkpoint
-writes the changed rows as one archive of `program.checkpoint_store`. The checkpoint
-names all archives that have current rows. If several have a client's row, the latest
-archive counts.
+A client's value is stored as one row of bytes, and all rows have the same size. Each
+checkpoint of a run writes the rows that changed as one archive, a file of
+`program.checkpoint_store`. The checkpoint names all archives that have current rows. If
+several archives have a row of one client, the row in the latest archive is current.
 
     clients/7.zip, clients/9.zip    named by round_12.zip, or by all_1.zip of `save`
 """
@@ -46,9 +46,9 @@ Rows = Mapping[ClientId, bytes]
 
 
 class _SpillFile:
-    """Rows of clients in a nameless file, which ends with this process.
+    """Values of clients, as rows of bytes, in an unnamed file of this process.
 
-    The first row makes the folder. Each row has `row_bytes`.
+    The first write creates the folder. Each row has `row_bytes` bytes.
     """
 
     def __init__(self, folder: str, row_bytes: int) -> None:
@@ -58,11 +58,10 @@ class _SpillFile:
 
     @property
     def clients(self) -> Iterable[ClientId]:
-        """Clients that have a row."""
         return self._checks
 
     def write(self, rows: Rows) -> None:
-        """Write rows, each over the former row of its client, or raise StorageError."""
+        """Write rows by client, over the clients' old rows, or raise StorageError."""
         with telling_storage(self._folder, OSError, verb="write client states in"):
             if self._file is None:
                 os.makedirs(self._folder, exist_ok=True)  # noqa: PTH103
@@ -76,9 +75,10 @@ class _SpillFile:
             self._file.flush()
 
     def read(self, client: ClientId) -> bytes | None:
-        """Return the row of a client, or None.
+        """Return the row of a client, or None if it has no row.
 
-        Raises StorageError if it cannot be read, and SavedStateError if it is damaged.
+        Raises StorageError if the file cannot be read, and SavedStateError if the row
+        is damaged.
         """
         if client not in self._checks or self._file is None:
             return None
@@ -89,7 +89,8 @@ class _SpillFile:
         if zlib.crc32(row) != check:
             raise errors.SavedStateError(
                 f"Expected the value of the client `{client}` as it was written in"
-                f" `{self._folder}`, found damage: see to its disk."
+                f" `{self._folder}`, found damage: check the disk, or pass another"
+                " folder."
             )
         return row
 
@@ -100,23 +101,25 @@ class _SpillFile:
 
 
 _WASTED_SHARE = 0.5
-"""Of the rows of archives that may be old before the others are written anew."""
+"""Share of outdated rows above which rows are copied to new archives."""
 
 _MOST_ARCHIVES = 256
-"""With rows that count: the smaller half of more than these is written anew."""
+"""Number of archives above which the half with the fewest rows is merged."""
 
 _ARCHIVE_BYTES = 2**24
-"""Of the rows of an archive: of what is written, or written anew, at a time."""
+"""Largest size of the rows in one archive."""
 
 _PIECE_BYTES = 2**20
-"""Of an array of rows. With larger ones the C library keeps some 30 MB for each of the
-threads that save (a driver grew by 431 MB, `benchmarks.states`, 2026-11-28)."""
+"""Largest size of one array of rows in an archive. With larger arrays the C library
+keeps some 30 MB for each thread that saves (a driver grew by 431 MB,
+`benchmarks.states`, 2026-11-28)."""
 
 
 class ClientArchives:
-    """Saved rows of clients: one archive for each save, with the rows that changed.
+    """Saved values of clients, as rows of bytes. Each save writes the changed rows.
 
-    The first archive makes the folder, on any file system of fsspec.
+    The rows of one save are an archive. The first archive creates the folder, on any
+    file system of fsspec.
     """
 
     def __init__(self, folder: str, row_bytes: int) -> None:
@@ -127,13 +130,15 @@ class ClientArchives:
         self._next = 0
 
     def begin(self) -> None:
-        """Number new archives after the existing ones."""
+        """Number new archives after the archives that exist in the folder."""
         self._next = max(self._versions.find(), default=-1) + 1
 
     def load(self, numbers: Sequence[int]) -> Iterator[Rows]:
-        """Yield the rows of archives, older ones first; then write others after them.
+        """Yield the values in archives, as bytes by client, older archives first.
 
-        Raises StorageError, or SavedStateError for a damaged or missing archive.
+        `numbers` are the archives that a checkpoint names. Later saves write new
+        archives. Raises StorageError, or SavedStateError if an archive is damaged or
+        missing.
         """
         self.begin()
         for number in numbers:
@@ -142,7 +147,7 @@ class ClientArchives:
             yield rows
 
     def save(self, changed: Rows) -> list[int]:
-        """Write rows, and return the numbers of the archives that now have all rows."""
+        """Write changed values. Return the numbers of all archives to load later."""
         self._write(changed)
         live = list(self._num_live)
         num_rows = sum(self._sizes[number] for number in live)
@@ -157,13 +162,13 @@ class ClientArchives:
         return sorted(self._num_live)
 
     def collect(self, keep: AbstractSet[int]) -> None:
-        """Remove archives without a row that counts, but for those to keep."""
+        """Remove archives without current values, except the archives in `keep`."""
         old = {*self._versions.find()} - self._num_live.keys() - keep
         if old:
             self._versions.remove(old)
 
     def _write_anew(self, numbers: Sequence[int]) -> None:
-        """Write the latest rows of some archives to new archives."""
+        """Copy the current rows of some archives to new archives."""
         rows: dict[ClientId, bytes] = {}
         for number in numbers:
             found = self._read(number).items()
@@ -191,7 +196,7 @@ class ClientArchives:
             self._next += 1
 
     def _note(self, number: int, clients: Iterable[ClientId]) -> None:
-        """Count the rows of an archive as the latest ones of their clients."""
+        """Record that the current rows of `clients` are in the archive `number`."""
         for client in clients:
             former = self._latest.get(client)
             if former is not None:
@@ -223,7 +228,7 @@ class ClientArchives:
         if len(rows) != len(clients) or any(len(row) != size for row in rows):
             raise errors.SavedStateError(
                 f"Expected values of {size} bytes for {len(clients)} clients in"
-                f" `{where}`, found others: pass another `storage_path`."
+                f" `{where}`, found other sizes: pass another `storage_path`."
             )
         return dict(zip(clients, rows, strict=True))
 
@@ -234,29 +239,30 @@ def _chunks(clients: Sequence[ClientId], size: int) -> Iterator[Sequence[ClientI
 
 
 _AT_ONCE = 1000
-"""Clients whose values are copied at a time."""
+"""Number of clients whose values are copied at a time."""
 
 _ALL = "all_"
-"""Begins the name of what says which archives `ClientStates.save` wrote."""
+"""Prefix of the files that name the archives of `ClientStates.save`."""
 
 
 class ClientStates:
-    """Values of clients by id: NumPy arrays in the same structure for all clients.
+    """Values that clients keep between rounds, by client id.
 
-    It is not safe for several threads at once. The results do not depend on the bound
-    of memory.
+    Each value is a structure of NumPy arrays, and all clients have the same structure.
+    The store is not safe for several threads at once. Results do not depend on the
+    bound of memory.
 
     Args:
-        initial: The value of a client before its first `put`, such as
+        initial: Value of a client before its first `put`, such as
             `process.initial_client_state`.
-        path: A folder of this machine for values beyond `memory_bytes`. They are in an
-            unnamed file there, which disappears with this object or the process. None:
-            all values stay in memory.
-        memory_bytes: The bound of the values in memory, at least the size of a cohort's
+        path: Local folder for the values beyond `memory_bytes`. An unnamed file there
+            has them and disappears with this object or the process. None: all values
+            stay in memory.
+        memory_bytes: Bound of the values in memory, at least the size of a cohort's
             values. Python's objects take about 300 bytes more for each client.
 
     Attributes:
-        max_memory_bytes: The value of `memory_bytes`.
+        max_memory_bytes: Bound of the values in memory, as passed.
 
     Raises:
         ConfigError: `memory_bytes` is too small for one value, or `path` is a URI.
@@ -281,8 +287,8 @@ class ClientStates:
             )
         if path is not None and "://" in path:
             raise errors.ConfigError(
-                f"Expected a folder of this machine as `path`, found `{path}`: values"
-                " that memory has no room for are read in every round."
+                f"Expected a folder of this machine as `path`, found `{path}`: rounds"
+                " read the values that exceed `memory_bytes` from there."
             )
         self._ids: Sequence[Any] | None = None
         self._places: dict[Any, int] = {}
@@ -301,32 +307,32 @@ class ClientStates:
 
     @property
     def ids(self) -> list[ClientId]:
-        """The ids of the clients with a value, in no particular order."""
+        """Ids of the clients that have a value, in no particular order."""
         spilled = () if self._spilled is None else self._spilled.clients
         keys: list[Any] = list(dict.fromkeys([*self._rows, *spilled]))
         return self._ids_of(keys)
 
     @property
     def memory_bytes(self) -> int:
-        """The current size of the values in memory."""
+        """Current size of the values in memory."""
         return len(self._rows) * self._row_bytes
 
     @tracebacks.shorten
     def take(self, client_ids: Iterable[ClientId]) -> NamedClients:
-        """Return the values of clients, in the order of the given ids.
+        """Return the values of clients, in the order of `client_ids`.
 
-        The result is a list that knows these ids. A computation that takes it together
-        with `ClientData` refuses other clients, or another order.
+        The result is a list that knows the ids of its clients. A computation that
+        receives it together with `ClientData` refuses other clients, or another order.
 
         Args:
-            client_ids: The ids of clients. A client without a value has the initial
-                one. The client states of a run have the ids of its `data`, or indices
-                if its clients have no ids. An integer that is not an id in `data` is
-                read as an index, with a warning.
+            client_ids: Ids of clients. A client without a value has the initial value.
+                In the client states of a run, these are the ids of the run's `data`, or
+                indices if its clients have no ids. An integer that is not an id in
+                `data` is read as an index, with a warning.
 
         Raises:
-            ConfigError: The run had no client of this id, or an id is a bool or a
-                float although the clients have other ids.
+            ConfigError: The run had no client of this id, or an id is a bool or a float
+                although the clients have other ids.
             StorageError: Values in the file cannot be read.
             SavedStateError: Values in the file are damaged.
         """
@@ -334,15 +340,15 @@ class ClientStates:
         return NamedClients(self._take_keys(keys), self._ids_of(keys))
 
     def _take_keys(self, keys: Iterable[ClientId]) -> list[Any]:
-        """Return the values of clients by their keys. In a run, keys are indices."""
+        """Return the values of clients by keys, which are ids, or indices in a run."""
         rows = map(self._find, keys)
         return [self._initial if row is None else self._unpack(row) for row in rows]
 
     def _limit_to(self, ids: Sequence[Any]) -> None:
-        """Store values by index in a run's data, and accept only its clients.
+        """Accept only the clients of a run, and store values by index in its data.
 
-        `ids` has each client's id, or its index without an id. Raises ConfigError if a
-        client occurs twice.
+        `ids` has the id of each client, or its index if it has no id. Raises
+        ConfigError if an id occurs twice.
         """
         self._ids = ids
         self._places = {client: index for index, client in enumerate(ids)}
@@ -357,7 +363,7 @@ class ClientStates:
         return list(keys) if self._ids is None else [self._ids[int(k)] for k in keys]
 
     def _keys_of(self, client_ids: Sequence[Any]) -> list[Any]:
-        """Return the keys of clients. An id takes precedence over an index."""
+        """Return the keys of clients. An id takes precedence over an equal index."""
         expect_ids(client_ids, self._places)
         if self._ids is None:
             return read_ids(client_ids)
@@ -392,15 +398,15 @@ class ClientStates:
         """Store new values of clients.
 
         Args:
-            client_ids: The ids of the clients, each once; see `take`.
-            values: One value for each client, in the structure, dtypes and shapes of
+            client_ids: Ids of the clients, each once, as for `take`.
+            values: One value for each client, with the structure, dtypes and shapes of
                 the initial value.
 
         Raises:
-            ConfigError: As for `take`.
+            ConfigError: An id is unknown, as for `take`.
             ValueMismatchError: A value has another structure or type, or an id comes
                 twice.
-            CardinalityError: The number of values differs.
+            CardinalityError: The numbers of ids and values differ.
             StorageError: Values beyond the bound of memory cannot be written.
         """
         if len(client_ids) != len(values):
@@ -417,12 +423,11 @@ class ClientStates:
         self._put_keys(keys, values)
 
     def _put_keys(self, keys: Sequence[ClientId], values: Sequence[Any]) -> None:
-        """Store new values of clients by their keys; see `_take_keys`."""
-        rows = [self._pack(value) for value in values]  # all are checked first
+        rows = [self._pack(value) for value in values]  # checks all before any is put
         self._put_rows(dict(zip(keys, rows, strict=True)))
 
     def _put_rows(self, rows: Rows) -> None:
-        """Store rows of bytes. The oldest rows are moved from memory to the file."""
+        """Store rows of bytes, and move rows that exceed the bound to the file."""
         for client, row in rows.items():
             self._rows[client] = row
             self._rows.move_to_end(client)
@@ -433,7 +438,7 @@ class ClientStates:
                 del self._rows[client]
 
     def _emptied(self, initial: Any) -> "ClientStates":
-        """Return client states without values, with the same bound.
+        """Return an empty store with the same bound.
 
         Raises ValueMismatchError if `initial` has another structure, dtype or shape.
         """
@@ -445,12 +450,12 @@ class ClientStates:
             self.put(ids, other.take(ids))
 
     def save(self, folder: str) -> None:
-        """Write all values to a folder, and replace earlier saved values.
+        """Write all values to a folder, where they replace earlier saved values.
 
-        Until all values are written, `load` returns the earlier ones.
+        Until all values are written, `load` returns the earlier values.
 
         Args:
-            folder: A folder for these values alone, on any file system of fsspec.
+            folder: Folder for these values alone, on any file system of fsspec.
 
         Raises:
             StorageError: The values cannot be written.
@@ -477,13 +482,13 @@ class ClientStates:
         *,
         memory_bytes: int = 2**28,
     ) -> "ClientStates":
-        """Return the values that `save` wrote.
+        """Return a new store with the values that `save` wrote.
 
         Args:
-            folder: The folder of `save`.
-            initial: The initial value, as for the class, with the saved structure.
-            path: As for the class.
-            memory_bytes: As for the class.
+            folder: Folder that was passed to `save`.
+            initial: Initial value, as for the class, with the saved structure.
+            path: Local folder for values beyond the bound, as for the class.
+            memory_bytes: Bound of the values in memory, as for the class.
 
         Raises:
             StorageError: The values cannot be read.
@@ -546,25 +551,21 @@ class ClientStates:
 
 
 def _lock(value: Any) -> NDArray[Any]:
-    """Return a value as a read-only array of its own."""
     array = np.array(value)
     array.flags.writeable = False
     return array
 
 
 def _build_nest(initial: Any) -> Callable[[list[NDArray[Any]]], Any]:
-    """Return a function that packs arrays into the structure of a value."""
     if type(initial) in (list, tuple) and not any(map(tf.nest.is_nested, initial)):
-        return type(initial)  # takes a fiftieth of the time
+        return type(initial)  # 50 times as fast as pack_sequence_as
     return functools.partial(tf.nest.pack_sequence_as, initial)
 
 
 class SavedClientStates(ClientStates):
-    """Values of clients that are saved from time to time.
+    """Values that clients keep in a run that is saved at `storage_path`.
 
-    It begins empty.
-
-    For `initial` and `memory_bytes` see `ClientStates`.
+    The store is empty at first. `initial` and `memory_bytes` are as for `ClientStates`.
     """
 
     def __init__(self, initial: Any, storage_path: str, *, memory_bytes: int) -> None:
@@ -588,34 +589,31 @@ class SavedClientStates(ClientStates):
             self._archives.save(self.take_changed())
 
     def read_archives(self, numbers: Sequence[int]) -> None:
-        """Put the values of a saved run.
-
-        `numbers` are its archives, as `write_archives` returned them.
-        """
+        """Read the values of a saved run from the archives with these numbers."""
         for rows in self._archives.load(numbers):
             super()._put_rows(rows)
 
     def take_changed(self) -> dict[ClientId, bytes]:
-        """Return the rows that were put since the last call."""
+        """Return the values that were put since the last call, as bytes by client."""
         changed, self._changed = self._changed, {}
         return changed
 
     def is_large(self, changed: Rows) -> bool:
-        """Return whether rows that are to be saved take as much memory as all may."""
+        """Return whether unsaved values reach the bound of memory for all values."""
         return len(changed) >= self._max_rows
 
     def add_unsaved(self, changed: Rows) -> None:
-        """Have the next `write_archives` write rows that a failed save did not."""
+        """Add changed values to the values that the next `write_archives` writes."""
         self._unsaved |= changed
 
     def write_archives(self) -> list[int]:
-        """Write the rows since the last save. Return the archives of all rows."""
+        """Write unsaved values. Return the numbers of all archives to load later."""
         numbers = self._archives.save(self._unsaved)
         self._unsaved = {}
         return numbers
 
     def collect(self, keep: AbstractSet[int]) -> None:
-        """Remove archives that neither these values nor saved states need."""
+        """Remove archives without current values, except the archives in `keep`."""
         self._archives.collect(keep)
 
 
@@ -623,10 +621,10 @@ _MAX_NAMED = 10
 
 
 def check_client_states(given: Any, initial: Any, ids: Sequence[Any]) -> None:
-    """Raise ValueMismatchError unless a run can begin with values of clients.
+    """Raise ValueMismatchError unless a run can begin with the client states `given`.
 
-    The values must belong to this process, and all their clients to the `ids` of the
-    run.
+    The states must have the structure of `initial`, and only clients of the run, whose
+    ids are `ids`.
     """
     expect_kind("client_states", given, ClientStates)
     try:
@@ -634,8 +632,8 @@ def check_client_states(given: Any, initial: Any, ids: Sequence[Any]) -> None:
     except errors.ValueMismatchError as error:
         cause = str(error).rstrip(".")
         raise errors.ValueMismatchError(
-            "Expected `client_states` of a run of this process, found those of another"
-            f" one ({cause}): pass those of a result of this one."
+            "Expected `client_states` of a run of this process, found states of another"
+            f" process ({cause}): pass the `client_states` of a result of this process."
         ) from error
     known = frozenset(ids)
     unknown = [each for each in given.ids if each not in known]
@@ -646,13 +644,13 @@ def check_client_states(given: Any, initial: Any, ids: Sequence[Any]) -> None:
         )
         raise errors.ValueMismatchError(
             f"Expected `client_states` of clients in `data`, found values of {shown}"
-            f"{others}: pass those of a run of these clients."
+            f"{others}: pass the `client_states` of a run of these clients."
             f"{errors.suggest(unknown[0], ids)}"
         )
 
 
 def digest_client_states(states: ClientStates) -> str:
-    """Return a digest of all values and their ids, the same for equal ones."""
+    """Return a digest of all ids and values. Equal states have equal digests."""
     digest = hashlib.sha256()
     for name, client in sorted((repr(client), client) for client in states.ids):
         (key,) = states._keys_of([client])
@@ -662,22 +660,21 @@ def digest_client_states(states: ClientStates) -> str:
 
 
 class RunClients:
-    """Takes and puts the values of one round after another.
+    """Reads and stores the values that clients keep, for one round after another.
 
-    `states` holds the values, or is None if clients keep nothing.
+    `states` has the values, or is None if clients keep nothing.
     """
 
     def __init__(self, states: ClientStates | None) -> None:
         self._states = states
-        # For the rounds that took and put last: index, clients, and their earlier
-        # values.
+        # For the last take and the last put: round, clients and their earlier values.
         self._taken: tuple[int, Sequence[int], Sequence[Any]] = -1, (), ()
         self._put = self._taken
 
     def take(self, round_index: int, cohort: Sequence[int]) -> list[list[Any]]:
-        """Return the arguments of `next` for a round before the data: the kept values.
+        """Return the values of a cohort, as the arguments of `next` before the data.
 
-        The list is empty if clients keep nothing.
+        The list has one argument, or none if clients keep nothing.
         """
         if self._states is None:
             return []
@@ -686,9 +683,9 @@ class RunClients:
         return [values]
 
     def put(self, kept: "concurrent.futures.Future[Any] | None") -> Rows:
-        """Put the values that the last taken round returned for its clients.
+        """Store the values that a round returned for the clients of the last `take`.
 
-        Return the changed rows to be saved, or nothing if the run is not saved.
+        Return the changed values, as bytes by client, or {} if the run is not saved.
         """
         if self._states is None or kept is None:
             return {}
@@ -700,12 +697,12 @@ class RunClients:
         return {}
 
     def is_large(self, changed: Rows) -> bool:
-        """Return whether changes are large enough to be saved before a save is due."""
+        """Return whether changes are too large to wait until a save is due."""
         states = self._states
         return isinstance(states, SavedClientStates) and states.is_large(changed)
 
     def put_back(self, num_rounds: int) -> None:
-        """Put back the values after some rounds, if one more round was put."""
+        """Restore the values after `num_rounds` rounds, if one more round was put."""
         round_index, cohort, values = self._put
         if self._states is not None and round_index >= num_rounds:
             self._states._put_keys(cohort, values)

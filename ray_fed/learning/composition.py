@@ -1,12 +1,12 @@
-"""Learning processes made from functions of TensorFlow.
+"""Builds learning processes from four functions, which are the steps of a round.
 
     send         server state --> values for the clients
     client       these values and a client's batches --> update, weight, totals
     aggregator   updates and weights --> one update
     server       weights, state and update --> new weights and new state
 
-Types come from tracing. Algorithms differ in these four functions. This module has
-their order, the metrics, and the handling of broken updates and empty rounds.
+Algorithms differ in these functions. This module calls them in order, computes metrics,
+and handles broken updates and empty rounds. Types follow from tracing the functions.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -58,7 +58,7 @@ from ray_fed.tensorflow.tracing import convert
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
-    """The handling of updates that are not finite, and of rounds without examples.
+    """How a process handles updates that are not finite, and rounds without examples.
 
     New weights that are not finite always end a round with an error.
 
@@ -70,7 +70,7 @@ class Guards:
             weight, and the metric `left_out` counts it.
         empty_round: What happens in a round without examples. With "skip", weights and
             server state stay as they are. With "error", the round ends with an error. A
-            round with noise is never treated as empty, so that it does not reveal that
+            round with noise is never treated as empty, because that would reveal that
             nobody took part.
 
     Raises:
@@ -86,7 +86,7 @@ class Guards:
 
 
 def require_finite(weights: ModelWeights) -> ModelWeights:
-    """Return weights that are checked in the graph. Sums of updates can overflow."""
+    """Return `weights`, and fail in the graph if a trainable one is not finite."""
     trainable = require(
         is_finite(weights.trainable),
         "Expected finite weights after the step of the server, found infinities or"
@@ -97,7 +97,7 @@ def require_finite(weights: ModelWeights) -> ModelWeights:
 
 
 def skip_empty(guards: Guards, counts: tf.Tensor, new: Any, old: Any) -> Any:
-    """Return new values, or old ones if the round had no example."""
+    """Return `new`, or `old` if the round had no examples (`counts` is false)."""
     if guards.empty_round == "error":
         flat = require(
             counts,
@@ -113,12 +113,11 @@ class ServerState(NamedTuple):
     """The state of the server between rounds. `next` returns it with NumPy arrays.
 
     Attributes:
-        weights: The weights of the model.
-        server: The state of the server's function, which `server_state` begins. In
-            federated averaging it is the variables of the server's optimizer, in the
-            optimizer's own order.
-        round_index: The number of rounds so far, i32[].
-        aggregator: The state of the aggregator, such as a bound that adapts.
+        weights: Weights of the model.
+        server: State of the server's function. In federated averaging, these are the
+            variables of the server's optimizer, in the optimizer's own order.
+        round_index: Number of rounds so far, i32[].
+        aggregator: State of the aggregator, such as an adaptive bound on updates.
     """
 
     weights: ModelWeights
@@ -134,12 +133,12 @@ class ServerState(NamedTuple):
 
 
 class ServerView(NamedTuple):
-    """The values of the server that clients receive, unless `send` returns fewer.
+    """The values of the server that `send` turns into the values for clients.
 
     Attributes:
-        weights: The weights of the model.
-        state: The state of the server's function, which `server_state` begins.
-        round_index: The number of rounds so far, i32[].
+        weights: Weights of the model.
+        state: State of the server's function.
+        round_index: Number of rounds so far, i32[].
     """
 
     weights: ModelWeights
@@ -151,8 +150,8 @@ class Broadcast(NamedTuple):
     """The values that `send_weights` sends to each client of a round.
 
     Attributes:
-        weights: The weights to start from.
-        round_index: The round, i32[], for a learning rate that follows a schedule.
+        weights: Weights to start from.
+        round_index: Number of rounds so far, i32[]. A learning rate may depend on it.
     """
 
     weights: ModelWeights
@@ -161,7 +160,7 @@ class Broadcast(NamedTuple):
 
 @tracebacks.shorten
 def send_weights(server: ServerView) -> Broadcast:
-    """A `send` for clients that do not need the server's state."""
+    """Return the weights and the round, for clients that need no other server state."""
     return Broadcast(server.weights, server.round_index)
 
 
@@ -169,8 +168,8 @@ class Measured(NamedTuple):
     """The values that are summed over clients for the metrics.
 
     Attributes:
-        totals: The totals of loss and metrics.
-        counts: Counts by name, i32[] each.
+        totals: Totals of loss and metrics.
+        counts: Counts by name, i32[] each, such as `left_out`, or ().
     """
 
     totals: Totals
@@ -178,12 +177,12 @@ class Measured(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """The result of a client.
+    """The result of a client's work in a round.
 
     Attributes:
-        update: Any structure of tensors, unscaled.
-        weight: The weight of the client, f32[], >= 0. 0 leaves the client out.
-        measured: The values that are summed over clients.
+        update: Any structure of tensors, not multiplied by the weight.
+        weight: Weight of the client, f32[], >= 0. 0 leaves the client out.
+        measured: Values that are summed over clients for the metrics.
     """
 
     update: Any
@@ -216,12 +215,13 @@ def build_process(
         server(weights, state, update) -> weights, state, metrics
 
     In the function of a client, `server` is the result of `send`, and `batches` is a
-    `tf.data.Dataset` of the model's `batch_type`. An update is any structure of
-    tensors, such as `model.delta`. A weight is a number, and 0 leaves the client out.
+    `tf.data.Dataset` of the model's `batch_type`. The update is any structure of
+    tensors, such as `model.delta`. The weight is a number, and 0 leaves the client out.
     Totals come from `LocalTraining`, from `model.evaluate`, or from `model.forward`
-    over the batches. With `client_state`, clients keep values between rounds, which the
-    function takes and returns last. With a parameter `epochs`, i32[] or None, clients
-    can do fewer passes than the process has, see `Synchronous`.
+    over the batches. With `client_state`, clients keep values between rounds. The
+    function receives a client's values as `own` and returns the new values last. With a
+    parameter `epochs`, i32[] or None, clients can make fewer passes than the process
+    has, see `Synchronous`.
 
     The process has two computations:
 
@@ -234,39 +234,40 @@ def build_process(
         next         (<ServerState@SERVER, K@CLIENTS, model.data_type> ->
                       <ServerState@SERVER, K@CLIENTS, metrics@SERVER>)
 
-    K is a pair if clients also keep values for the aggregator, such as the residuals of
-    error feedback. The second member is then for the aggregator. Without a
-    `client_state`, K is what clients keep for the aggregator, if anything.
+    Clients may also keep values for the aggregator, such as the residuals of error
+    feedback. K is then a pair, whose second member is for the aggregator. If only the
+    aggregator needs values, K is these values.
 
     Metrics come from the model, the aggregator and `server`.
 
     Args:
-        model: The model to train.
-        client: The work of a client.
-        server: The function that applies the aggregate to the weights. Or an optimizer
-            of Keras, or its name, which takes a `model.delta` as the negative gradient.
-        server_state: The state of the server's function before the first round: a
-            structure of arrays, or a function that returns a structure of tensors.
-        client_state: The values of a client before its first round: a structure of
-            arrays and numbers. Python's numbers become f32 and i32. None: clients keep
+        model: Model to train.
+        client: Function that does the work of a client.
+        server: Function that applies the aggregate to the weights. An optimizer of
+            Keras, or its name, is also accepted. It takes a `model.delta` as the
+            negative gradient.
+        server_state: State of the server's function before the first round: a structure
+            of arrays, or a function that returns a structure of tensors.
+        client_state: Values of a client before its first round: a structure of arrays
+            and numbers. Python's numbers become f32 and i32. None: clients keep
             nothing.
-        personal: A function from the server's weights and the values that a client
-            keeps to the client's own weights, for `evaluate_personal`. None: clients
-            have no weights of their own.
-        send: A function from `ServerView` to the values that clients receive, such as
+        personal: Function from the server's weights and a client's kept values to the
+            client's own weights, for `evaluate_personal`. None: clients have no weights
+            of their own.
+        send: Function from `ServerView` to the values that clients receive, such as
             `send_weights`. None: clients receive the whole view.
-        aggregator: The aggregation of updates, by default their weighted mean.
-        num_clients: The number of all clients that ever take part, if the algorithm
-            depends on it. `run` then refuses other data.
-        guards: The handling of broken updates and empty rounds, by default `Guards()`.
-        name: The name of the algorithm, which the process shows.
-        settings: The settings of the algorithm by name, which the process shows.
-            Settings that are None are left out. A clock of `devices` counts `epochs`,
-            an int, or one pass if there are none.
+        aggregator: Aggregation of updates, by default their weighted mean.
+        num_clients: Number of all clients that ever take part, if the algorithm depends
+            on it. `run` then refuses other data.
+        guards: Handling of broken updates and empty rounds, by default `Guards()`.
+        name: Name of the algorithm, which the process shows.
+        settings: Settings of the algorithm by name, which the process shows, except
+            settings that are None. `epochs`, an int and by default 1, is the number of
+            passes that a clock of `devices` counts.
 
     Raises:
-        ValueMismatchError: A function takes or returns other values, or clients keep
-            values, or have weights of their own, without a `client_state`.
+        ValueMismatchError: A function takes or returns other values, or `personal` is
+            passed without a `client_state`.
         ConfigError: `num_clients` is not the number of the aggregator.
     """
     expect_model(model)
@@ -312,8 +313,8 @@ def build_process(
     elif aggregation.num_clients not in (None, num_clients):
         raise errors.ConfigError(
             f"Expected one number of clients, found `num_clients={num_clients}` and an"
-            f" aggregator of {aggregation.num_clients}: its guarantee is of these"
-            " alone."
+            f" aggregator of {aggregation.num_clients}: pass the aggregator's number,"
+            " which its guarantee assumes."
         )
     initialize = _build_initialize(model, initial, aggregation)
     state_type = initialize.type_signature.result
@@ -324,7 +325,7 @@ def build_process(
     if sent_bytes is not None and update_bytes is not None and other_bytes is not None:
         client_bytes = ClientBytes(sent_bytes, update_bytes + other_bytes)
     both = Kept(kept, aggregation.client_state)
-    # Kept values are in no sum, so sums cannot show that they are broken.
+    # Values that clients keep are never summed, so sums cannot show if they are broken.
     in_sums = aggregator.sums_show_broken and both.state is None
     guard = _build_guard(guards, result_type, kept_type, in_sums=in_sums)
     steps = _Steps(prepare, work, guard, aggregation, update)
@@ -365,8 +366,6 @@ def build_process(
 
 
 class _Steps(NamedTuple):
-    """The computations of a round, in the order of the round."""
-
     send: Any
     client: Any
     guard: Any
@@ -428,7 +427,7 @@ def _build_personal(
 
 
 def _count_used_bytes(work: Any, sent: fl.Type) -> int | None:
-    """Return the bytes of the sent values that a client's work depends on."""
+    """Return the bytes of the sent tensors that a client's work depends on."""
     leaves = leaf_types(sent)
     used = find_used_parameters(work)[: len(leaves)]
     return count_bytes(
@@ -447,7 +446,7 @@ def _as_array(value: Any) -> NDArray[Any]:
 
 
 def _read_result(returned: Any, *, keeps: bool) -> Any:
-    """Return a client's result, with the values that it keeps if `keeps` is set."""
+    """Return a ClientResult, or if `keeps` a pair with the values to keep."""
     found: Any = returned if isinstance(returned, tuple | list) else ()
     if len(found) != 3 + keeps or not isinstance(found[2], Totals):
         wanted = "update, weight, totals" + ", and what it keeps" * keeps
@@ -458,8 +457,8 @@ def _read_result(returned: Any, *, keeps: bool) -> Any:
         then = "" if keeps else "; a client that keeps something has a `client_state`"
         raise errors.ValueMismatchError(
             f"Expected the function of a client to return {wanted}, found {shown}:"
-            " totals are tensors, those of LocalTraining (`trained.totals`), of"
-            f" `model.evaluate` or of `model.forward`{then}."
+            " totals come from LocalTraining (`trained.totals`), `model.evaluate` or"
+            f" `model.forward`{then}."
         )
     update, weight, totals, *kept = found
     if tf.nest.is_nested(weight) or getattr(weight, "ndim", 0):
@@ -498,8 +497,8 @@ def _build_server(
     if not state_type.is_assignable_from(state_after):
         raise errors.ValueMismatchError(
             "Expected the function of the server to return its state second, as"
-            f" `server_state` begins it, `{state_type}`, found `{state_after}`: pass a"
-            " `server_state` of this kind, or return one of that."
+            f" `server_state` begins it, `{state_type}`, found `{state_after}`: make"
+            " the types of both equal."
         )
 
     if not model.weights_type.is_assignable_from(weights_after):
@@ -516,11 +515,11 @@ def _trace(
     types: Mapping[int, fl.Type],
     run: Callable[..., Any],
 ) -> Any:
-    """Return a computation whose parameters have the names of a function's.
+    """Trace `run` as a computation with the parameter names of a user's `function`.
 
-    `wanted` is the expected call, for the error. `types` maps positions in the function
-    to types, in the order of the computation's parameters. `run` is traced, with the
-    arguments in the user's order.
+    `wanted` is the expected call, for the error. `types` maps positions in `function`
+    to types, in the order of the computation's parameters. `run` receives the arguments
+    in the order of `function`.
     """
     signature = inspect.signature(function)
     try:
@@ -529,7 +528,7 @@ def _trace(
         names = []
     if len(names) != len(types):
         keeps = len(types) == 2 and len(signature.parameters) == 3  # noqa: PLR2004
-        then = ": pass what clients begin with as `client_state`" if keeps else ""
+        then = ": pass the first values of clients as `client_state`" if keeps else ""
         raise errors.ValueMismatchError(
             f"Expected a function that is called as `{wanted}`, found one of"
             f" `{signature}`{then}."
@@ -546,7 +545,6 @@ def _trace(
 
 
 def _check_aggregation(aggregation: Aggregation, result_type: Any) -> None:
-    """Raise ValueMismatchError unless an aggregation fits what clients return."""
     state = aggregation.initialize.type_signature.result
     signature = aggregation.next.type_signature
     updates, weights = map(_at_clients, (result_type.update, result_type.weight))
@@ -572,9 +570,10 @@ def _check_aggregation(aggregation: Aggregation, result_type: Any) -> None:
 
 
 def _contained(found: Any, like: Any) -> Any:
-    """Return a type with the Python containers of another type of the same structure.
+    """Return the type `found` with the Python containers of `like`.
 
-    Types of nested aggregators have lost their containers.
+    Types of nested aggregators have lost their containers. If the names differ, `found`
+    keeps its own containers.
     """
     if not isinstance(found, fl.StructType):
         return found
@@ -617,7 +616,7 @@ def _build_initialize(model: Model, server: Any, aggregation: Aggregation) -> An
 def _check_pace(
     process: LearningProcess, client: Callable[..., Any], result_type: Any, paces: Paces
 ) -> None:
-    """Raise ConfigError unless a process works with late or partial work of clients."""
+    """Raise ConfigError unless a process can give clients the orders of `paces`."""
     name = process.facts.get("algorithm", "the process")
     if process.initial_client_state is not None:
         raise errors.ConfigError(
@@ -625,7 +624,7 @@ def _check_pace(
             f" {name}: what a client keeps belongs to one version of the server's"
             " state, and late or partial work would mix it with another one, such as"
             " the control variates of SCAFFOLD. Use another algorithm, such as"
-            " `build_fed_avg`, or rounds without these policies."
+            " `build_fed_avg`, or another `schedule`."
         )
     check_chosen(process)
     update = result_type.update
@@ -646,13 +645,14 @@ def _check_pace(
 
 
 class _Paced:
-    """The first steps of a round in which each client has its own start and epochs.
+    """The first steps of a round whose clients get orders, see `processes.Paces`.
 
     Attributes:
-        send: From the state and earlier states to the values for all clients.
-        client: From these, a client's order and its batches to its result.
-        told_type: The type of a client's order.
-        starts_type: The earlier states, at the server.
+        send: Computation from the newest and the earlier states to the values for
+            clients.
+        client: Computation from these, a client's order and its batches to its result.
+        told_type: Type of a client's order.
+        starts_type: Type of the earlier states, at the server.
     """
 
     def __init__(
@@ -867,10 +867,11 @@ def _build_next(
 def _build_guard(
     guards: Guards, result_type: Any, kept_type: Any, *, in_sums: bool
 ) -> Any:
-    """Return the check of a client's result: <result, <kept, new>> -> <result, kept>.
+    """Return the check of a client's result: <result, old, new> -> <result, kept>.
 
-    If clients keep nothing, it takes and returns the result alone. `in_sums` says
-    whether sums over clients show each broken result.
+    `old` and `new` are the values that the client keeps. If clients keep nothing, the
+    check takes and returns the result alone. `in_sums` says whether a broken result of
+    a client always shows in the sums over clients.
     """
 
     def guard(result: ClientResult, old: Any, new: Any) -> tuple[ClientResult, Any]:

@@ -1,12 +1,11 @@
-"""Devices of clients on a simulated clock.
+"""The clients' devices, whose speed decides when updates arrive on a simulated clock.
 
     seconds of a task = bytes down / download
                         + epochs * examples * seconds_per_example
                         + bytes up / upload
 
-Bytes down and up come from `LearningProcess.client_bytes`, as in records of rounds.
-Numbers come from a constant, a distribution with a seed, or a column of a table.
-Nothing here is measured, so a simulated time is the same on each machine.
+The bytes come from `LearningProcess.client_bytes`. Nothing is measured, so a simulated
+time is the same on each machine.
 
 Sources:
     Keith Bonawitz et al.: Towards Federated Learning at Scale: System Design. MLSys
@@ -40,14 +39,12 @@ HOUR_S = 3600.0
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class LogNormal:
-    """Numbers of clients whose logarithms have a normal distribution.
-
-    Each client has one number: median * exp(sigma * z), z from N(0, 1) by the seed.
+    """Numbers of clients, median * exp(sigma * z) with z from N(0, 1) for each client.
 
     Attributes:
-        median: > 0.
-        sigma: The standard deviation of the logarithm, >= 0.
-        seed: >= 0.
+        median: Median of the numbers, > 0.
+        sigma: Standard deviation of their logarithms, >= 0.
+        seed: Seed of the numbers, >= 0.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -69,29 +66,33 @@ class LogNormal:
 
 
 Column: TypeAlias = float | LogNormal | Sequence[float] | Mapping[Any, float]
-"""A number for each client: one for all, a distribution, one for each client in order,
-or one by client id, such as a column of a pandas table whose index has the ids."""
+"""Numbers of clients: one number for all clients, a distribution, a sequence in client
+order, or a mapping by client id, such as a pandas column whose index has the ids."""
 
 
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The devices of all clients of a run.
+    """The simulated devices of all clients of a run.
+
+    A `Column` is one number for all clients, a distribution, a sequence in client
+    order, or a mapping by client id, such as a pandas column whose index has the ids.
 
     Attributes:
-        seconds_per_example: The simulated seconds of one example in one epoch, > 0.
-        download: Bytes per second that a client receives, > 0. None: receiving takes no
+        seconds_per_example: Simulated seconds of one example in one epoch, > 0.
+        download: Bytes per second that a client receives, > 0. None: this takes no
             time.
-        upload: Bytes per second that a client sends, > 0. None: sending takes no time.
+        upload: Bytes per second that a client sends, > 0. None: this takes no time.
         hours: For each client, in order or by id, the hours in which it can begin work.
             The simulated time begins with hour 0. None: all hours.
-        period: The number of hours after which `hours` repeats, >= 1. 24: a day, 168: a
+        period: Number of hours after which `hours` repeats, >= 1. 24: a day, 168: a
             week.
-        drop_out: The probability that a client leaves during its work, >= 0 and < 1. It
+        drop_out: Probability that a client leaves during its work, >= 0 and < 1. It
             leaves after a share of the work that is uniform in [0, 1).
-        examples: The examples of each client in one epoch, >= 0. None: the rows of its
-            data. They are known for lists of batches and for `ClientData` of tables.
-        seed: The seed of `drop_out`, >= 0.
+        examples: Number of examples of each client in one epoch, >= 0. None: the number
+            of rows of its data. This is known for lists of batches and `ClientData` of
+            tables.
+        seed: Seed of `drop_out`, >= 0.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -128,11 +129,11 @@ class Devices:
                 check_positive(name, getattr(self, name))
 
     def fleet(self, process: LearningProcess, data: Sequence[Any]) -> "Fleet":
-        """Return the times of work for the clients of a run.
+        """Compute how long each client of a run works.
 
         Args:
-            process: The process that the clients work on.
-            data: The data of the clients, with `ids` if they have some.
+            process: Process that the clients work on.
+            data: Data of the clients, with the attribute `ids` if they have ids.
 
         Raises:
             ConfigError: A column lacks a client or has a number out of its range, or
@@ -163,7 +164,7 @@ class Devices:
         return None if column is None else _read_column(name, column, data)
 
     def _read_hours(self, data: Sequence[Any]) -> NDArray[np.bool_] | None:
-        """Return who can begin work, bool[period, clients]."""
+        """Return which clients can begin work in which hour, bool[period, clients]."""
         if self.hours is None:
             return None
         there = np.zeros((self.period, len(data)), bool)
@@ -178,13 +179,14 @@ class Fleet:
     """The simulated seconds of work for each client of a run.
 
     Attributes:
-        download_s: f64[clients].
-        epoch_s: One pass over a client's data, f64[clients].
-        upload_s: f64[clients].
-        epochs: The passes of a full task.
-        is_there: Who can begin work in an hour, bool[period, clients]. None: all can.
-        drop_out: The probability that a client leaves during its work.
-        seed: The seed of `drop_out`.
+        download_s: Seconds to receive the server's values, f64[clients].
+        epoch_s: Seconds of one pass over a client's data, f64[clients].
+        upload_s: Seconds to send the result, f64[clients].
+        epochs: Number of passes in a full task.
+        is_there: Whether a client can begin work in an hour, bool[period, clients].
+            None: all clients can begin in all hours.
+        drop_out: Probability that a client leaves during its work.
+        seed: Seed of `drop_out`.
     """
 
     download_s: NDArray[np.float64]
@@ -197,26 +199,26 @@ class Fleet:
 
     @property
     def period(self) -> int:
-        """The hours after which `is_there` repeats. 0: all clients are there."""
+        """Number of hours after which `is_there` repeats, or 0 without `is_there`."""
         return 0 if self.is_there is None else len(self.is_there)
 
     def seconds(self, client: int, epochs: int | None = None) -> float:
-        """Return the seconds of a client's task, by default for all epochs."""
+        """Return the simulated seconds of a client's task, by default of all epochs."""
         passes = self.epochs if epochs is None else epochs
         moved = self.download_s[client] + self.upload_s[client]
         return float(moved + passes * self.epoch_s[client])
 
     def epochs_within(self, client: int, limit_s: float) -> int:
-        """Return how many epochs a client can do and send within a time, from 0 on."""
+        """Return how many epochs, 0 or more, a client can do and send in `limit_s`."""
         passes = self.epochs
         while passes and self.seconds(client, passes) > limit_s:
             passes -= 1
         return passes
 
     def find_drop(self, client: int, number: int) -> float | None:
-        """Return the share of a task after which its client leaves, or None.
+        """Return the share of its task after which a client leaves, or None.
 
-        A client's draws for tasks of different `number` differ.
+        Tasks of one client with different `number` draw independently.
         """
         if not self.drop_out:
             return None
@@ -235,7 +237,7 @@ def _seconds(num_bytes: int, rate: Any, num_clients: int) -> NDArray[np.float64]
 
 
 def _count_examples(data: Sequence[Any]) -> list[float]:
-    """Return the examples of clients, if they are known without reading data."""
+    """Return the number of examples of each client, or raise ConfigError."""
     if isinstance(data, ClientData) and data.table is not None:
         if data.weights is not None:
             return data.weights.tolist()
@@ -260,7 +262,7 @@ def _count_of_one(client: Any) -> float | None:
 def _read_column(
     name: str, column: Any, data: Sequence[Any], least: float | None = None
 ) -> NDArray[np.float64]:
-    """Return a column, f64[clients]. Numbers are above 0, or at least `least`."""
+    """Return a column, f64[clients]. Its numbers are above 0, or at least `least`."""
     if isinstance(column, LogNormal):
         return column.draw(len(data))
     if isinstance(column, int | float) and not isinstance(column, bool):
@@ -281,7 +283,6 @@ def _read_column(
 
 
 def _by_client(name: str, column: Any, data: Sequence[Any]) -> list[Any]:
-    """Return the values of a column for each client, in the order of the data."""
     if isinstance(column, Mapping):
         named = cast("Mapping[Any, Any]", column)
         ids: Sequence[Any] = getattr(data, "ids", range(len(data)))

@@ -1,4 +1,4 @@
-"""Ditto: beside the global model each client trains one of its own, drawn to it.
+"""Ditto: each client also trains weights of its own, pulled to the global weights.
 
     client k    delta_k = local training from w, less w: federated averaging
                 v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w)), which it keeps
@@ -41,21 +41,21 @@ def build_ditto(
 ) -> LearningProcess:
     """Build Ditto, whose clients train weights of their own beside the global model.
 
-    Each client's own weights begin with the model's current weights, and use the
-    server's running statistics. All metrics, also in evaluations, are of the global
-    model. A client goes through its data twice, once for each model.
+    A client's own weights begin with the model's current weights, and use the server's
+    running statistics. All metrics, also of evaluations, are for the global model. A
+    client goes through its data twice, once for each model.
 
     For other arguments see `build_fed_avg`.
 
     Args:
-        client_optimizer: The optimizer of the global model, as for `build_fed_avg`.
+        client_optimizer: Optimizer of the global model, as for `build_fed_avg`.
         proximal: lambda of the paper, >= 0: how strongly own weights are pulled to the
-            global ones. With 0, each client trains alone.
-        personal_optimizer: The optimizer of a client's own weights, by default
+            global weights. With 0, each client trains alone.
+        personal_optimizer: Optimizer of a client's own weights, by default
             `client_optimizer`.
         epochs: Passes of each client over its data in a round, for each model, >= 1.
-        aggregator: The aggregation of deltas, by default their weighted mean.
-        client_learning_rate: The learning rate of the global model's training by round.
+        aggregator: Aggregation of deltas, by default their weighted mean.
+        client_learning_rate: Learning rate of the global model's training by round.
             None: the rate of `client_optimizer`.
 
     Raises:

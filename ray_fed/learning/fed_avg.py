@@ -6,8 +6,9 @@ One round, on a cohort of clients k with n_k examples each:
                                 delta_k = w_k - w
     sum_k n_k delta_k / sum_k n_k --> minus the gradient of w      (server optimizer)
 
-With SGD at rate 1 at the server this is the average of the clients' weights. The sign
-of delta is as in Reddi et al., whose server step is Algorithm 1 with weights n_k.
+With SGD at rate 1 at the server, the new weights are the average of the clients'
+weights. The server's step is Algorithm 1 of Reddi et al. with weights n_k, and delta
+has the same sign.
 
 Sources:
     Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas:
@@ -52,23 +53,23 @@ def build_fed_avg(
                       <ServerState@SERVER, metrics@SERVER>)
 
     The metrics are `loss`, `num_examples` (passes times examples) and the model's own.
-    They are sums over the clients' batches, and each batch is measured before its step.
-    Running statistics are averaged like weights. A round without examples changes no
-    weight.
+    They are computed over all batches of all clients, and each batch is measured before
+    its training step. Running statistics are averaged like weights. A round without
+    examples changes no weight.
 
     Args:
-        model: The model to train.
-        client_optimizer: The optimizer of each client: an optimizer of Keras, or its
-            name. It is copied now, and each client starts with a fresh copy. None: the
+        model: Model to train.
+        client_optimizer: Optimizer of each client: an optimizer of Keras, or its name.
+            It is copied now, and each client starts with a fresh copy. None: the
             optimizer that the Keras model was compiled with.
-        server_optimizer: The optimizer of the server, which receives the negative
-            average delta as the gradient. Its variables are part of the state. A
-            schedule as its learning rate counts rounds. None: SGD with rate 1.
-        epochs: Passes of each client over its data in a round, >= 1.
-        aggregator: The aggregation of updates, by default their weighted mean.
-        client_learning_rate: The clients' learning rate by round. None: the rate of
+        server_optimizer: Optimizer of the server, which receives the negative average
+            delta as the gradient. Its variables are part of the state. A schedule as
+            its learning rate counts rounds. None: SGD with rate 1.
+        epochs: Number of passes of each client over its data in a round, >= 1.
+        aggregator: Aggregation of updates, by default their weighted mean.
+        client_learning_rate: Learning rate of the clients by round. None: the rate of
             `client_optimizer`.
-        guards: The handling of broken updates and empty rounds, by default `Guards()`.
+        guards: Handling of broken updates and empty rounds, by default `Guards()`.
 
     Raises:
         ValueMismatchError: An optimizer or a schedule is not one of Keras.

@@ -1,11 +1,12 @@
-"""FedDyn: each client minimizes its loss with a penalty that follows the rounds.
+"""FedDyn: each client minimizes its loss with a penalty that changes with the rounds.
 
     client k    w_k = argmin F_k(w) - <g_k, w> + alpha / 2 |w - w_t|^2
                 keeps g_k <- g_k - alpha (w_k - w_t)
     server      h <- h - alpha / m sum_{k in P} (w_k - w_t)
                 w_{t+1} = 1 / |P| sum_{k in P} w_k - h / alpha
 
-m are all clients, P the cohort. The minimum is looked for by local training.
+m is the number of all clients, and P is the cohort. Local training approximates the
+minimum.
 
 Source:
     Durmus Alp Emre Acar, Yue Zhao, Ramon Matas Navarro, Matthew Mattina, Paul N.
@@ -35,8 +36,8 @@ class FedDynUpdate(NamedTuple):
     """The update of a client of FedDyn.
 
     Attributes:
-        delta: The change of the client's weights.
-        count: 1 if the client has examples, else 0. The server gets the sum.
+        delta: Change of the client's weights.
+        count: 1 if the client has examples, else 0. The server receives the sum.
     """
 
     delta: Delta
@@ -58,8 +59,8 @@ def build_fed_dyn(
     """Build FedDyn, whose clients keep a gradient of their own between rounds.
 
     Each client has the same weight, whatever its number of examples. A client without
-    examples changes nothing. `next` takes and returns the clients' values as in
-    `build_scaffold`.
+    examples changes nothing. `next` takes and returns the clients' gradients as
+    `build_scaffold` describes.
 
     For other arguments see `build_fed_avg`.
 
@@ -67,7 +68,7 @@ def build_fed_dyn(
         alpha: alpha of the paper, > 0: how strongly clients are pulled.
         num_clients: m of the paper: the number of all clients that ever take part,
             >= 1.
-        aggregator: The aggregation of deltas, by default their unweighted mean.
+        aggregator: Aggregation of deltas, by default their unweighted mean.
 
     Raises:
         ValueMismatchError: The optimizer or the schedule is not one of Keras.

@@ -77,9 +77,9 @@ def build_fed_eval(
     The metrics are `loss` (NaN without examples), `num_examples` and the model's own.
 
     Args:
-        model: The model to evaluate, or a dictionary of models by name. These must
-            have the same `data_type`.
-        training: The process whose state `next` takes. None: `next` takes weights.
+        model: Model to evaluate, or a dictionary of models by name, which must have the
+            same `data_type`.
+        training: Process whose state `next` takes. None: `next` takes weights.
 
     Raises:
         ConfigError: There are no models, their types of data differ, there are several
@@ -135,7 +135,7 @@ def _build_for_several(
 
 
 def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> Any:
-    """Return the data type of all models, or raise ConfigError."""
+    """Return the data type of all models, or raise ConfigError if they differ."""
     if training is not None or not models:
         raise errors.ConfigError(
             f"Expected one model with `training`, or some without, found {len(models)}"
@@ -153,7 +153,11 @@ def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> 
 
 
 def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any, Any]:
-    """Return computations of the first state, and of the weights of a state."""
+    """Return computations of the first state, and of the weights in a state.
+
+    A state is the state of `training`, or for None the weights alone. Raises
+    ConfigError if `training` trains the weights of another model.
+    """
     expect_model(model)
     if training is None:
         initialize = build_initialize(model.initial_weights())
@@ -177,7 +181,7 @@ def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any
 
 
 def build_measures(model: Model) -> tuple[Any, Any]:
-    """Return two computations: of a client's totals, and of the metrics of totals."""
+    """Return the computations (<weights, data> -> totals) and (totals -> metrics)."""
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def count(weights: ModelWeights, dataset: Any) -> Totals:
@@ -214,11 +218,11 @@ def build_client_eval(
     summarizes them.
 
     Args:
-        model: The model to evaluate.
-        training: The process whose state `next` takes. None: `next` takes weights.
-        fine_tuning: The optimizer of each client, which is copied now. None: clients do
-            not train.
-        epochs: Passes over the data to train on, >= 1.
+        model: Model to evaluate.
+        training: Process whose state `next` takes. None: `next` takes weights.
+        fine_tuning: Optimizer of each client, which is copied now. None: clients do not
+            train.
+        epochs: Number of passes over the data to train on, >= 1.
 
     Raises:
         ValueMismatchError: `fine_tuning` is not an optimizer of Keras.
@@ -263,21 +267,21 @@ def evaluate_personal(
     *,
     cast: bool | None = None,
 ) -> list[Mapping[str, Any]]:
-    """Evaluate the own weights of each client, in the default context.
+    """Evaluate each client with its own weights, in the default context.
 
         result = learning.run(training, clients, num_rounds=10)
         learning.evaluate_personal(
             training, result.state, result.client_states, held_out
         )
 
-    It takes processes whose clients keep weights of their own. `build_ditto`,
-    `build_fed_per`, and `build_process` with `personal` return such processes. A client
-    that took part in no round has the initial values of its own weights.
+    The clients of `training` must have weights of their own, as in `build_ditto`,
+    `build_fed_per`, and `build_process` with `personal`. A client that took part in no
+    round has the initial values of its own weights.
 
     Args:
-        training: The process.
-        state: The server's state, such as `result.state`.
-        client_states: The values that clients keep, such as `result.client_states`.
+        training: Learning process whose clients have weights of their own.
+        state: State of the server, such as `result.state`.
+        client_states: Values that clients keep, such as `result.client_states`.
         data: Data to evaluate on, for each client: in any form that `run` takes, with
             the same ids, or with indices if the clients of the run have no ids. A
             mapping may have some of the clients.
@@ -288,8 +292,8 @@ def evaluate_personal(
         of `data`. `spread` summarizes them.
 
     Raises:
-        ConfigError: Clients of `training` have no weights of their own,
-            `client_states` are missing, or the run had no client of an id.
+        ConfigError: Clients of `training` have no weights of their own, `client_states`
+            are missing, or the run had no client of an id.
         ValueMismatchError: Data or `client_states` are of another type.
     """
     expect_kind("training", training, LearningProcess)
@@ -320,7 +324,7 @@ def evaluate_personal(
 
 
 def _build_personal_eval(training: LearningProcess) -> Any:
-    """Return <state@SERVER, kept@CLIENTS, data@CLIENTS> -> metrics@CLIENTS."""
+    """Return the evaluation <state@SERVER, kept@CLIENTS, data@CLIENTS> -> metrics."""
     model, personalize = training.model, training.personal_weights
     _, select = evaluated_state(model, training)
     count, report = build_measures(model)
@@ -345,9 +349,9 @@ def choose_evaluation(
 ) -> tuple[Any, Callable[[Any], Any] | None]:
     """Return the evaluation of a run, and a function of the state that evaluates.
 
-    Both are None if the run does not evaluate. Raises ConfigError if `evaluate` and
-    `validation_data` do not fit together, and ValueMismatchError if the data does not
-    fit the evaluation.
+    Both are None if the run does not evaluate. `caster` casts the batches of
+    `validation_data`. Raises ConfigError if `evaluate` and `validation_data` do not fit
+    together, and ValueMismatchError if the data does not fit the evaluation.
     """
     model = getattr(process, "model", None)
     given = validation_data
@@ -377,9 +381,9 @@ def choose_evaluation(
     own = getattr(process, "facts", {}).get("personal weights")
     if own is not None:
         _logger.warning(
-            "Clients keep weights of their own (%s), and `validation_data` are"
-            " evaluated with the server's alone: `learning.evaluate_personal` takes"
-            " the `client_states` of the result and evaluates the others.",
+            "Clients keep weights of their own (%s), but `validation_data` is"
+            " evaluated with the server's weights: pass the `client_states` of the"
+            " result to `learning.evaluate_personal` to evaluate the clients' weights.",
             own,
         )
     initial = getattr(process.initialize, "type_signature", None)
@@ -413,7 +417,7 @@ def _evaluate_parts(
 
 
 _ROWS_AT_ONCE = 32
-"""Rows in each batch of a pair `(x, y)`, as in Keras' `evaluate`."""
+"""Number of rows in each batch of a pair `(x, y)`, as in Keras' `evaluate`."""
 
 
 _OF_ONE_CLIENT: Any = (ClientReference, tf.data.Dataset, Iterator)
@@ -421,7 +425,7 @@ _OF_ONE_CLIENT: Any = (ClientReference, tf.data.Dataset, Iterator)
 
 
 def _read_clients(given: Any, member: fl.Type, caster: Callable[[Any], Any]) -> Any:
-    """Return `validation_data` as clients, whose values are copies.
+    """Return `validation_data` as the data of clients, whose values are copies.
 
     `caster` casts a client's batches to the types of the model. Raises ConfigError if
     the value is neither a pair, nor batches, nor clients.
@@ -506,26 +510,27 @@ def spread(
     share: float = 0.1,
     percentiles: Sequence[float] = (10, 25, 75, 90),
 ) -> dict[str, dict[str, float]]:
-    """Summarize metrics over clients, such as their fairness.
+    """Summarize metrics over clients, to show how fair a model is to them.
 
-    Each client has the same weight. Clients without examples are left out. Of each
-    client only its numbers are kept, 8 bytes each, so a generator may yield the metrics
-    of many clients.
+    Each client has the same weight. Clients without examples are left out. The function
+    stores 8 bytes for each number, so a generator may yield the metrics of many
+    clients.
 
     Args:
-        clients: The metrics of each client, as `build_client_eval` or
-            `evaluate_personal` return them.
-        share: The share of clients in `lowest` and in `highest`, above 0 and at most 1.
+        clients: Metrics of each client, as `build_client_eval` or `evaluate_personal`
+            return them.
+        share: Share of clients in `lowest` and in `highest`, above 0 and at most 1.
             Each has at least one client. With 0.1 they are the extreme tenths.
-        percentiles: The percentiles to report, from 0 to 100, interpolated linearly.
+        percentiles: Percentiles to report, from 0 to 100, interpolated linearly.
 
     Returns:
         For each number, named as in `History.names`: `mean`; `deviation` and `variance`
-        (of the population); `median`; each percentile, such as `p10`; the means over
-        the clients with the `lowest` and the `highest` values; and `jain`, the index of
-        Jain, Chiu and Hawe (1984), which is the squared sum over the number of clients
-        times the sum of squares. It is 1 if all clients have the same positive value,
-        1 / n if only one of n clients has a value above 0, and NaN if all have 0.
+        (of the population); `median`; each percentile, such as `p10`; and the means
+        over the clients with the `lowest` and the `highest` values. `jain` is the index
+        of fairness of Jain, Chiu and Hawe (1984): the squared sum, divided by the
+        number of clients times the sum of squares. It is 1 if all clients have the same
+        positive value, 1 / n if only one of n clients has a value above 0, and NaN if
+        all have 0.
 
     Raises:
         ConfigError: `share` or a percentile is out of its range, or no client has

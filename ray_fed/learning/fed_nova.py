@@ -1,10 +1,10 @@
-"""FedNova: averages of steps, so that clients with more of them do not weigh more.
+"""FedNova: the mean change by step, so that clients with many steps do not dominate.
 
     client k    d_k = (w_k - w) / tau_k, after tau_k steps of local training
     server      w <- w + tau_eff sum_k p_k d_k,  tau_eff = sum_k p_k tau_k
 
-p_k is the share of the client's examples. Federated averaging moves by
-sum_k p_k tau_k d_k, which is the optimum of another objective where tau_k differ.
+p_k is the client's share of the examples. Federated averaging moves by sum_k p_k tau_k
+d_k. If the tau_k differ, its optimum belongs to another objective.
 
 Source:
     Jianyu Wang, Qinghua Liu, Hao Liang, Gauri Joshi, H. Vincent Poor: Tackling the
@@ -31,9 +31,9 @@ class FedNovaUpdate(NamedTuple):
     """The update of a client of FedNova.
 
     Attributes:
-        delta: The change of the client's weights, divided by its number of steps.
-        steps: The number of steps times the number of examples, and the number of
-            examples. The server gets their sums.
+        delta: Change of the client's weights, divided by its number of steps.
+        steps: Number of steps times number of examples, and number of examples, f32[]
+            each. The server receives their sums.
     """
 
     delta: Delta
@@ -56,9 +56,9 @@ def build_fed_nova(
     For other arguments see `build_fed_avg`.
 
     Args:
-        client_optimizer: As for `build_fed_avg`. The paper's weights belong to SGD
-            without momentum.
-        aggregator: The aggregation of deltas per step, by default their weighted mean.
+        client_optimizer: Optimizer of each client, as for `build_fed_avg`. The formulas
+            of the paper that are used here assume SGD without momentum.
+        aggregator: Aggregation of deltas per step, by default their weighted mean.
 
     Raises:
         ValueMismatchError: An optimizer or a schedule is not one of Keras.

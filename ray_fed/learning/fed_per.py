@@ -1,4 +1,4 @@
-"""FedPer: layers that clients share, and layers that each keeps for itself.
+"""FedPer: clients share some layers, and each client keeps other layers for itself.
 
     client k    (base_k, own_k) <- local training from (base, own_k); keeps own_k
     server      base <- sum_k n_k base_k / sum_k n_k
@@ -46,9 +46,9 @@ def build_fed_per(
 ) -> LearningProcess:
     """Build FedPer, whose clients keep the weights of some layers between rounds.
 
-    Each client's own weights begin with the model's current weights. The server's state
-    keeps these initial weights, so an evaluation of the state uses them. The clients'
-    own weights are in the client states, and `evaluate_personal` evaluates them.
+    Each client's own weights begin with the model's current weights. The client states
+    have the own weights, and `evaluate_personal` evaluates them. The server's state has
+    the initial weights in their place, so other evaluations use the initial weights.
 
     With `personal_batch_norm=True`, this is FedBN (Li et al., 2021): clients keep the
     layers of batch normalization, with their running statistics.
@@ -56,13 +56,13 @@ def build_fed_per(
     For other arguments see `build_fed_avg`.
 
     Args:
-        personal: The names of the layers that each client keeps, such as the last
-            layer, or of weights, such as "bias". Clients keep the running statistics of
-            these layers, too.
-        personal_batch_norm: Whether each client keeps all layers of the class
-            `keras.layers.BatchNormalization`, beside those in `personal`.
-        aggregator: The aggregation of the shared layers' deltas, by default their
-            weighted mean.
+        personal: Names of the layers that each client keeps, such as the last layer, or
+            of weights, such as "bias". Clients also keep the running statistics of
+            these layers.
+        personal_batch_norm: Whether each client also keeps all layers of the class
+            `keras.layers.BatchNormalization`.
+        aggregator: Aggregation of the shared layers' deltas, by default their weighted
+            mean.
 
     Raises:
         ValueMismatchError: An optimizer or a schedule is not one of Keras.
@@ -115,7 +115,7 @@ def build_fed_per(
         whole = join([*delta.trainable, *delta.statistics], still)
         whole_delta = Delta(whole[:num_trainable], whole[num_trainable:])
         moved, state = move(weights, state, whole_delta)
-        # Weight decay moves weights that have no gradient.
+        # Weight decay also moved the clients' weights, so this restores them.
         return personalize(moved, own), state
 
     return build_process(
@@ -143,7 +143,7 @@ def build_fed_per(
 def _find_own(
     model: Model, personal: Sequence[str], *, has_batch_norm: Any
 ) -> list[bool]:
-    """Return which trainable weights, then which running statistics, clients keep."""
+    """Return whether clients keep each trainable weight, then each statistic."""
     if not isinstance(has_batch_norm, bool):
         raise errors.ConfigError(
             "Expected True or False as `personal_batch_norm`, found"

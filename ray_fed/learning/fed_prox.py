@@ -44,8 +44,9 @@ def build_fed_prox(
     For other arguments see `build_fed_avg`.
 
     Args:
-        proximal: mu of the paper, >= 0. With 0 it is federated averaging.
-        aggregator: The aggregation of updates, by default their weighted mean.
+        proximal: mu of the paper, >= 0, the strength of the pull to the server's
+            weights. With 0, this is federated averaging.
+        aggregator: Aggregation of updates, by default their weighted mean.
 
     Raises:
         ValueMismatchError: An optimizer or a schedule is not one of Keras.

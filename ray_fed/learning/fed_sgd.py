@@ -28,15 +28,15 @@ def build_fed_sgd(
 ) -> LearningProcess:
     """Build FedSGD: each client sends the gradient over all of its data.
 
-    The server takes one step per round. The running statistics of layers are averaged
-    over clients, each as it is after the client's batches.
+    The server takes one step per round. The running statistics of layers, as they are
+    after each client's batches, are averaged over clients.
 
     For other arguments see `build_fed_avg`.
 
     Args:
-        server_optimizer: The optimizer of the server, which receives the mean of the
+        server_optimizer: Optimizer of the server, which receives the mean of the
             gradients: an optimizer of Keras, or its name. It is copied now.
-        aggregator: The aggregation of gradients, by default their mean, weighted by the
+        aggregator: Aggregation of gradients, by default their mean, weighted by the
             clients' numbers of examples.
 
     Raises:
@@ -48,7 +48,7 @@ def build_fed_sgd(
 
     def client(broadcast: Broadcast, dataset: Any) -> Any:
         gradient = model.full_gradient(broadcast.weights, dataset)
-        # The server's optimizer takes minus the gradient.
+        # The server's optimizer takes a delta, which is minus a gradient.
         minus = tuple(-part for part in gradient.trainable)
         statistics = model.statistics_delta(broadcast.weights, gradient)
         totals = gradient.totals

@@ -1,6 +1,6 @@
-"""The rounds of a run, as a sequence, a table and a plot.
+"""The records of a run's rounds, as a sequence, a table and a plot.
 
-A history keeps metrics as plain values, so that a saved run has the same types.
+Metrics are stored as plain values, so a saved run has the same types when it is loaded.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ NUMBERS = "biufV"
 """Kinds of NumPy dtypes that are numbers. bfloat16 has the kind `V`."""
 
 MOST_ELEMENTS = 100
-"""Elements of a larger array have no names of their own."""
+"""Largest size of an array whose elements get names of their own."""
 
 
 def read_evaluation(found: Any) -> dict[str, Any]:
-    """Return the metrics of `evaluate` as plain values, as `read_metrics` does.
+    """Return the result of `evaluate` as plain values, as `read_metrics` does.
 
-    Raises ValueMismatchError if they are not a mapping, or if two numbers have one
-    name.
+    Raises ValueMismatchError if it is not a mapping, has a value of an unsupported
+    type, or gives two numbers one name.
     """
     if not isinstance(found, Mapping) and not hasattr(found, "_asdict"):
         raise errors.ValueMismatchError(
@@ -57,9 +57,8 @@ def read_evaluation(found: Any) -> dict[str, Any]:
 def read_training(found: Any) -> Any:
     """Return the metrics of training as plain values, as `read_metrics` does.
 
-    Raises:
-        ValueMismatchError: A value has an unsupported type, or two numbers have one
-            name.
+    Raises ValueMismatchError for a value of an unsupported type, or if two numbers have
+    one name.
     """
     return _check_names(read_metrics(found, "training"), "of training")
 
@@ -70,7 +69,7 @@ def _check_names(metrics: Any, source: str) -> Any:
     if twice:
         raise errors.ValueMismatchError(
             f"Expected one number by each name {source}, found several by the names"
-            f" {twice[:5]}: members of `f1` have names such as `f1/0`. Rename some."
+            f" {twice[:5]}: rename metrics. A member of `f1` has a name such as `f1/0`."
         )
     return metrics
 
@@ -81,7 +80,8 @@ def read_metrics(found: Any, label: str) -> Any:
     Metrics are numbers, text, bytes, arrays, tensors, or mappings, lists and tuples of
     these. Mappings and named tuples become dicts. Tensors, and references to values,
     become NumPy arrays, or NumPy numbers if they have no dimension. Arrays are copied,
-    and the copies are read-only. Raises ValueMismatchError for other types.
+    and the copies are read-only. `label` is their name in errors. Raises
+    ValueMismatchError for other types.
     """
     if found is None or type(found) in (bool, int, float, str, bytes):
         return found
@@ -92,8 +92,8 @@ def read_metrics(found: Any, label: str) -> Any:
         read = {str(k): read_metrics(v, f"{label}.{k}") for k, v in pairs}
         if len(read) < len(pairs):
             raise errors.ValueMismatchError(
-                f"Expected other text for each name in `{label}`, found"
-                f" {list(found)[:5]}: 1 and '1' are one name."
+                f"Expected names in `{label}` that differ as text, found"
+                f" {list(found)[:5]}: 1 and '1' are the same name."
             )
         return read
     if isinstance(found, list | tuple):
@@ -110,9 +110,9 @@ def read_metrics(found: Any, label: str) -> Any:
 
 
 def stack_metrics(clients: Sequence[Any]) -> Any:
-    """Return the metrics of clients with one array for each metric.
+    """Return the metrics of clients with one read-only array for each metric.
 
-    The first dimension of the read-only arrays is the clients. Without clients the
+    The first dimension of an array is the clients, in order. Without clients, the
     result is an empty dictionary.
     """
     return _stack([read_metrics(each, "client_metrics") for each in clients] or [{}])
@@ -132,7 +132,7 @@ def _stack(values: Sequence[Any]) -> Any:
 
 
 def _lock(metrics: Any) -> Any:
-    """Return metrics in a form that nobody can change: a run saves them later."""
+    """Return metrics that nobody can change, because a run saves them later."""
     if isinstance(metrics, Mapping):
         named = cast("Mapping[str, Any]", metrics)
         return ReadOnlyDict({name: _lock(value) for name, value in named.items()})
@@ -171,7 +171,7 @@ def is_number_type(dtype: np.dtype[Any]) -> bool:
 
 
 def flatten_numbers(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield numbers with their names: `loss`, or `f1/0` and `f1/1` of one metric."""
+    """Yield all numbers in metrics, with names such as `loss` or `f1/0` and `f1/1`."""
     if hasattr(metrics, "_asdict"):
         metrics = metrics._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(metrics, list | tuple):
@@ -187,7 +187,7 @@ def flatten_numbers(metrics: object, path: str = "") -> Iterator[tuple[str, floa
 
 
 def name_elements(path: str, shape: Sequence[int]) -> list[str]:
-    """Return the names of an array's elements, unless it has too many."""
+    """Return the name of each element of an array, or [] if it has too many."""
     size = math.prod(shape)
     if size == 1:
         return [path]
@@ -215,7 +215,6 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _shown_row(record: "RoundRecord") -> dict[str, Any]:
-    """Return a round as a notebook shows it, with bytes in MB."""
     shown: dict[str, Any] = {}
     for name, value in row_of(record).items():
         way = name.removeprefix("bytes_")
@@ -237,50 +236,53 @@ _TRAINING, _EVALUATION = "training.", "evaluation."
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RoundRecord:
-    """The record of one round.
+    """The record of one round. All its metrics are plain values and cannot be changed.
 
     Attributes:
-        round_index: The number of rounds of the run before this one.
-        clients: The indices of the clients in the cohort, in order.
-        training: The metrics of the clients' training. These and all other metrics
-            cannot be changed: mappings and arrays are read-only, and lists are tuples.
-        evaluation: The metrics of `evaluate` after the round, as plain values. None if
-            the round was not evaluated.
-        seconds: The time from the end of the round before, or from the start of the
-            first round, to the end of this round. It includes waiting for the
-            evaluation and the callbacks of the round before, which run at the same time
-            as this round, but not this round's own.
-        retries: The number of attempts after the first one of each subround.
-        dropped: The indices of clients that the round continued without.
-        bytes_sent: Bytes that the clients of a federation would receive: for each
+        round_index: Number of rounds of the run before this round.
+        clients: Indices of the clients in the cohort, in order.
+        training: Metrics of the clients' training. Here and in other metrics, mappings
+            and arrays are read-only, and lists are tuples.
+        evaluation: Metrics of `evaluate` after the round. None if the round was not
+            evaluated.
+        seconds: Time from the end of the previous round, or from the start of the first
+            round, to the end of this round. It includes waiting for the evaluation and
+            callbacks of the previous round, which run beside this round. The evaluation
+            and callbacks of this round are not included.
+        retries: Number of attempts after the first attempt of each subround, which is
+            the work of some clients on a worker.
+        dropped: Indices of clients that the round continued without.
+        bytes_sent: Bytes that the clients of a real federation would receive: for each
             client of the cohort, the tensors of the server that its work uses, such as
-            trainable weights and running statistics. None if the process does not say
-            it. What ray_fed itself moves between processes is in the round's report.
+            trainable weights and running statistics. None if the process does not know
+            this number. The round's report has the bytes that ray_fed itself moves
+            between processes.
         bytes_returned: Bytes that these clients would send: for each client that was
-            not dropped, its update in the form that the aggregator has it sent, its
-            weight, and the sums that metrics are made of. Frozen weights and weights of
-            clients' own do not count, nor does evaluation. The two numbers depend
-            neither on the backend nor on the number of workers.
+            not dropped, its update in the form that the aggregator sends, its weight,
+            and the sums behind metrics. Frozen weights, weights of clients' own, and
+            evaluation do not count. Like `bytes_sent`, this depends neither on the
+            backend nor on the number of workers.
         bytes_read: Size of the states that this process read since the last record, to
             save them or for a callback.
-        started_at: When the round was called, in seconds since 1970.
-        spans: The work of each worker over time, as tuples of the fields of
+        started_at: Time at which the round was called, in seconds since 1970.
+        spans: Work of each worker over time, as tuples of the fields of
             `observability.timeline.Span`.
-        candidates: The clients that were evaluated before the round for an adaptive
-            sampler, as columns by name: `client` has their indices, and the others have
-            their metrics with the weights that the round began with. None without such
-            a sampler.
-        client_metrics: The metrics of each client's training, if the process has them,
-            see `LearningProcess.with_client_metrics`. Each is an array with one value
-            for each of `clients`, in their order.
-        simulated_time: The simulated seconds of the run after the round, by the clock
-            of `devices`. None without one.
-        wasted_seconds: The simulated seconds of clients' work that ended in the round
-            and entered no round: of late clients and of those that left.
-        versions: For each client, the number of rounds of the run before the state that
-            it worked from, with `devices`. Otherwise empty.
-        live_versions: The number of states that the run held after the round, because
-            clients under way work from them, and of the newest one.
+        candidates: Clients that were evaluated before the round for an adaptive
+            sampler, as columns by name. `client` has their indices. The other columns
+            have their metrics with the weights at the beginning of the round. None
+            without an adaptive sampler.
+        client_metrics: Metrics of each client's training, if the process has them, see
+            `LearningProcess.with_client_metrics`. Each is an array with one value for
+            each of `clients`, in their order.
+        simulated_time: Simulated seconds of the run after the round, by the clock of
+            `devices`. None without `devices`.
+        wasted_seconds: Simulated seconds of clients' work that ended in this round and
+            was not used, because a client was late, left or was one too many.
+        versions: With `devices`, the version of the server's state from which each
+            client worked: the number of rounds of the run before this state. Otherwise
+            empty.
+        live_versions: Number of server states that the run stored after the round: the
+            newest state, and older states from which clients still work.
     """
 
     round_index: int
@@ -308,7 +310,7 @@ class RoundRecord:
 
     @property
     def round(self) -> int:
-        """The number of the round, from 1, as in tables, plots and files."""
+        """Number of the round, from 1, as in tables, plots and files."""
         return self.round_index + 1
 
     @property
@@ -348,7 +350,7 @@ class RoundRecord:
         }
 
     def timeline(self) -> Any:
-        """Return a matplotlib figure with a lane for each worker.
+        """Return a matplotlib figure of the round's work, with a lane for each worker.
 
         Raises:
             UserError: matplotlib is not installed.
@@ -358,7 +360,7 @@ class RoundRecord:
 
 
 def _read_numbers(records: Iterable[RoundRecord], name: str) -> list[float | None]:
-    """Return `record.numbers().get(name)` of records, mostly without flattening."""
+    """Return `record.numbers().get(name)` of each record, in a faster way."""
     part, _, rest = name.partition(".")
     get_metrics = operator.attrgetter(part)
     is_inside = "/" in rest
@@ -376,10 +378,10 @@ def _read_numbers(records: Iterable[RoundRecord], name: str) -> list[float | Non
 
 
 class _Column:
-    """A metric by round.
+    """The values of a metric by round.
 
-    `values` has a value, or None, for each round read so far. `first` is the first
-    round with the metric, if any.
+    `values` has a value, or None, for each round that was read. `first` is the index of
+    the first round with the metric, or None.
     """
 
     def __init__(self) -> None:
@@ -397,8 +399,8 @@ class _Column:
 class _Records:
     """The records of a run, and columns of its metrics, which only grow.
 
-    Histories of one run share it. So the history after one more round needs no copy and
-    does not read the earlier rounds again.
+    Histories of one run share this object. So the history after one more round needs no
+    copy and does not read the earlier rounds again.
     """
 
     def __init__(self, items: Iterable[RoundRecord]) -> None:
@@ -407,7 +409,7 @@ class _Records:
         self._lock = threading.Lock()
 
     def column(self, name: str) -> _Column:
-        """Return a metric by its full name. `_EVALUATION` is 1 in evaluated rounds."""
+        """Return the column of a metric. `_EVALUATION` has 1 for evaluated rounds."""
         with self._lock:
             column = self._columns.setdefault(name, _Column())
             new = self.items[len(column.values) :]
@@ -419,18 +421,18 @@ class _Records:
 
 
 def to_json(record: RoundRecord) -> bytes:
-    """Return a record in the form in which a run is saved."""
+    """Return a record as the bytes in which a run is saved."""
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
     return json.dumps(Encoder().describe(fields, f"round {record.round}")).encode()
 
 
 def from_json(lines: Iterable[bytes]) -> list[RoundRecord]:
-    """Return the records that `to_json` described."""
+    """Return the records of lines that `to_json` returned."""
     return [RoundRecord(**Decoder().decode(json.loads(line))) for line in lines]
 
 
 def open_log(path: object) -> RecordLog:
-    """Return the log in which a run at `storage_path` saves its records."""
+    """Return the log in which a run saves its records at the `storage_path` `path`."""
     return RecordLog(path, "history_")
 
 
@@ -441,9 +443,9 @@ class History(Sequence[RoundRecord]):
     """The records of a run's rounds, in order.
 
     Args:
-        records: The records from the first round on.
-        evaluates: Whether the run evaluates. If so, a metric's name without a prefix
-            means the evaluation's metric.
+        records: Records from the first round on.
+        evaluates: Whether the run evaluates. If so, the name of a metric without a
+            prefix means the evaluation's metric.
     """
 
     def __init__(
@@ -472,7 +474,7 @@ class History(Sequence[RoundRecord]):
     @classmethod
     @tracebacks.shorten
     def load(cls, path: str | os.PathLike[str]) -> "History":
-        """Return the history of a saved run. The run may still be running.
+        """Return the history of a saved run, which may still be running.
 
         Args:
             path: The `storage_path` of the run. Nothing is written there.
@@ -517,7 +519,7 @@ class History(Sequence[RoundRecord]):
         return hash(tuple(record.round_index for record in self))
 
     def with_round(self, record: RoundRecord) -> "History":
-        """Return this history and one more round."""
+        """Return a history of these rounds and one more round."""
         items = self._shared.items
         if len(items) == self._size:
             items.append(record)
@@ -542,12 +544,12 @@ class History(Sequence[RoundRecord]):
         """Return a metric by round, with None for rounds without the metric.
 
         Args:
-            metric: One of `names()`, or its name without a prefix, such as `loss`. That
-                is the evaluation's metric if the run evaluates, and otherwise the
-                training's.
+            metric: One of `names()`, or its name without a prefix, such as `loss`.
+                Without a prefix, this means the evaluation's metric if the run
+                evaluates, and otherwise the training's metric.
 
         Raises:
-            ConfigError: Rounds have metrics, but not this one.
+            ConfigError: Rounds have metrics, but not this metric.
         """
         name = self.full_name(metric)
         return self._shared.column(name).values[: self._size]
@@ -556,10 +558,10 @@ class History(Sequence[RoundRecord]):
         """Return the name of a metric with its prefix.
 
         Args:
-            metric: As for `values`.
+            metric: Name of a metric, as for `values`.
 
         Raises:
-            ConfigError: As for `values`.
+            ConfigError: Rounds have metrics, but not this metric.
         """
         expect_name(metric)
         if metric.startswith(_TRAINING) and self._has(metric):
@@ -587,12 +589,13 @@ class History(Sequence[RoundRecord]):
     def rows(self) -> list[dict[str, Any]]:
         """Return a flat dict for each round, as in CSV files and tables.
 
-        `round` is the number of the round, from 1.
+        A row has `round`, the number of the round from 1, then its costs, then its
+        metrics.
         """
         return [row_of(record) for record in self]
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with a row for each round. Its index is the number.
+        """Return a pandas DataFrame of `rows()`, indexed by the number of the round.
 
         Raises:
             UserError: pandas is not installed.
@@ -610,8 +613,8 @@ class History(Sequence[RoundRecord]):
         Args:
             *metrics: Names as for `values`. By default these are all metrics except
                 numbers of examples and elements of arrays.
-            x: The horizontal axis: the number of the round, or the simulated hours of
-                the run after it.
+            x: Horizontal axis: "round" for the number of the round, or "simulated_time"
+                for the simulated hours of the run.
 
         Raises:
             ConfigError: There is no such metric, no round, or no simulated time.
@@ -642,7 +645,7 @@ class History(Sequence[RoundRecord]):
         ray_fed's, the file has only the rounds.
 
         Args:
-            path: The path of the JSON file, whose folder exists.
+            path: Path of the JSON file, whose folder exists.
 
         Raises:
             StorageError: The file cannot be written.
@@ -693,7 +696,7 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
 
 
 def _clock_row(record: RoundRecord) -> dict[str, Any]:
-    """Return the report of the clock of `devices`, with mean staleness and version."""
+    """Return the part of a row about `devices`. Staleness and version are means."""
     if record.simulated_time is None:
         return {}
     count = len(record.versions)
@@ -714,7 +717,7 @@ def _show_numbers(record: RoundRecord) -> str:
 
 
 def new_panels(count: int) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure with a number of panels, and the panels."""
+    """Return a matplotlib figure with `count` panels, and a list of the panels."""
     columns = min(count, _PANELS_A_ROW)
     rows = -(-count // columns)
     figure = timeline.new_figure(4.5 * columns, 3.5 * rows)
@@ -725,7 +728,7 @@ def new_panels(count: int) -> tuple[Any, list[Any]]:
 
 
 def use_whole_rounds(panel: Any) -> None:
-    """Give a panel whole rounds, plain numbers and a grid."""
+    """Format a panel whose horizontal axis is rounds: whole numbers and a grid."""
     import matplotlib.ticker
 
     panel.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
@@ -734,9 +737,9 @@ def use_whole_rounds(panel: Any) -> None:
 
 
 def is_curve(name: str) -> bool:
-    """Return whether plots show a metric that nobody named.
+    """Return whether plots show a metric if the user named no metrics.
 
-    They show neither numbers of examples nor elements of arrays.
+    Plots leave out numbers of examples and elements of arrays.
     """
     return not name.endswith("num_examples") and not name.rpartition("/")[2].isdigit()
 

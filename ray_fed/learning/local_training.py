@@ -22,7 +22,7 @@ from ray_fed.learning.objectives import Totals
 from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
 
 Correction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
-"""A function from gradients and weights to the gradients to step against."""
+"""Function from gradients and weights to the gradients that a step uses instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Trained:
     """The result of local training, as tensors of the graph that is being traced.
 
     Attributes:
-        weights: The weights after training.
-        totals: The totals of all batches. Each batch is measured before its step.
+        weights: Weights after training.
+        totals: Totals of all batches. Each batch is measured before its step.
         batches: The client's batches.
-        epochs: The number of passes over the batches, an int or a tensor, i32[].
-        optimizer_state: The variables of the optimizer after the last step, if the call
-            had an `optimizer_state`. Otherwise empty.
+        epochs: Number of passes over the batches, an int or a tensor, i32[].
+        optimizer_state: Variables of the optimizer after the last step. Empty if the
+            call had no `optimizer_state`.
     """
 
     weights: ModelWeights
@@ -46,14 +46,14 @@ class Trained:
 
     @property
     def num_examples(self) -> Any:
-        """The number of examples in one pass, i64[]."""
+        """Number of examples in one pass, i64[]."""
         passed, epochs = self.totals.num_examples, self.epochs
         is_fixed = isinstance(epochs, int)
         return passed // (epochs if is_fixed else tf.cast(epochs, passed.dtype))
 
     @property
     def num_steps(self) -> Any:
-        """The number of batches in all passes, f32[]."""
+        """Number of batches in all passes, f32[]."""
         one = np.float32(1)
         num_batches = self.batches.reduce(np.float32(0), lambda n, _: n + one)
         is_fixed = isinstance(self.epochs, int)
@@ -67,12 +67,12 @@ class LocalTraining:
         trained = train(server.weights, batches)  # in the function of a client
 
     Args:
-        model: The model to train.
-        optimizer: An optimizer of Keras, or its name. It is copied now, and each call
+        model: Model to train.
+        optimizer: Optimizer of Keras, or its name. It is copied now, and each call
             starts with a fresh copy. None: the optimizer that the Keras model was
             compiled with.
-        epochs: Passes over the data, >= 1.
-        learning_rate: The learning rate by round. None: the optimizer's own.
+        epochs: Number of passes over the data, >= 1.
+        learning_rate: Learning rate by round. None: the optimizer's own.
 
     Raises:
         ValueMismatchError: The optimizer or the schedule is not one of Keras.
@@ -101,9 +101,9 @@ class LocalTraining:
         )
         if self.optimizer.rate is None:
             raise errors.ValueMismatchError(
-                "Expected a client optimizer whose learning rate is a number, as"
-                " `client_learning_rate` says it by round, found one with a"
-                " schedule or with several optimizers: leave one of the two out."
+                "Expected a client optimizer whose learning rate is a number beside"
+                " `client_learning_rate`, found an optimizer with a schedule or with"
+                " several optimizers: leave one of the two out."
             )
 
     @override
@@ -113,8 +113,8 @@ class LocalTraining:
     def initial_optimizer_state(self) -> tuple[Any, ...]:
         """Return the variables of the optimizer before its first step, as arrays.
 
-        They begin with the number of steps and the learning rate, if that is a number.
-        The optimizer's moments follow, weight by weight, in Keras' order.
+        The first is the number of steps. The learning rate follows, if it is a number,
+        and then the moments, weight by weight, in Keras' order.
         """
         return self.optimizer.initial_state(self._model)
 
@@ -130,22 +130,20 @@ class LocalTraining:
         round_index: Any = None,
         epochs: Any = None,
     ) -> Trained:
-        """Train on a client's batches, in order.
-
-        Call it in the function of a client, which is traced.
+        """Train on a client's batches, in order, in the traced function of a client.
 
         Args:
-            weights: The weights to start from, as tensors.
+            weights: Weights to start from, as tensors.
             batches: The client's batches, a dataset.
-            correct: A function of gradients and weights that returns the gradients to
-                step against. It is called before each step. None: the gradients are
-                used as they are.
-            optimizer_state: The variables of the optimizer to start from, in the order
-                of `initial_optimizer_state`. None: the optimizer starts anew.
+            correct: Function from gradients and weights to the gradients that a step
+                uses. It is called before each step. None: the gradients are used as
+                they are.
+            optimizer_state: Variables of the optimizer to start from, in the order of
+                `initial_optimizer_state`. None: the optimizer starts anew.
             updates_state: Whether steps change the optimizer's variables. False: each
                 step uses `optimizer_state` as it is.
-            round_index: The round, i32[], for a learning rate by round.
-            epochs: The passes of this client, i32[], >= 1. None: `epochs` of the
+            round_index: Number of rounds so far, i32[], for a learning rate by round.
+            epochs: Number of passes of this client, i32[], >= 1. None: `epochs` of the
                 object.
 
         Raises:
@@ -168,7 +166,7 @@ class LocalTraining:
             # A layer may write to weights. The step starts from these values.
             if passed.writes:
                 optimizer.assign_weights(passed.weights.trainable)
-            # Undo the change of the previous step: each step uses the given state.
+            # This undoes the previous step's change, as each step uses one state.
             if not updates_state:
                 optimizer.assign_state(optimizer_state)
             optimizer.apply(_corrected(correct, gradients, now.trainable))

@@ -1,11 +1,10 @@
-"""Mime Lite: clients step with the server's optimizer, whose state they leave alone.
+"""Mime Lite: clients step with the server's optimizer, whose state they do not change.
 
     client k    y <- y - eta U(grad f_k(y; batch), s)   for each batch, s is fixed
                 sends y - x and grad f_k(x), over all of its data
     server      x <- x + mean (y - x);   s <- V(mean grad f_k(x), s)
 
-U is the step of an optimizer and V what it does to its variables; both are those of a
-Keras optimizer, whichever it is.
+U is the step of an optimizer of Keras, and V is the change of its variables s.
 
 Sources:
     Sai Praneeth Karimireddy, Martin Jaggi, Satyen Kale, Mehryar Mohri, Sashank J.
@@ -31,8 +30,8 @@ class MimeUpdate(NamedTuple):
     """The update of a client of Mime Lite.
 
     Attributes:
-        delta: The change of the client's weights.
-        gradient: The gradient over all of the client's data, at the server's weights.
+        delta: Change of the client's weights.
+        gradient: Gradient over all of the client's data, at the server's weights.
     """
 
     delta: Delta
@@ -50,15 +49,16 @@ def build_mime_lite(
 ) -> LearningProcess:
     """Build Mime Lite: clients step with the server's optimizer variables.
 
-    A client goes through its data once more than its `epochs`, to compute the gradient
-    at the server's weights. The clients' learning rate is the optimizer's.
+    A client's steps do not change these variables. It goes through its data once more
+    than its `epochs`, to compute the gradient at the server's weights. The clients'
+    learning rate is the optimizer's.
 
     For other arguments see `build_fed_avg`.
 
     Args:
-        optimizer: An optimizer of Keras, or its name. It is copied now. Its variables
-            are part of the state and are sent to clients.
-        aggregator: The aggregation of updates, by default their mean, weighted by the
+        optimizer: Optimizer of Keras, or its name. It is copied now. Its variables are
+            part of the state and are sent to clients.
+        aggregator: Aggregation of updates, by default their mean, weighted by the
             clients' numbers of examples.
 
     Raises:

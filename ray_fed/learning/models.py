@@ -4,9 +4,9 @@ ray_fed reads the user's Keras model but never writes to it. Its layers run in a
 `keras.StatelessScope`, on weights that come from the server and return to it.
 
 A variable that is neither trained nor changed by a batch is the same in every round.
-Examples are the weights of a frozen layer, and a kernel under LoRA adapters. Such a
-variable is part of neither the server's state nor an update. It is a constant of the
-graphs that use it. Graphs name a large constant, and the workers of a machine share it.
+Examples are the weights of a frozen layer, and a kernel under LoRA adapters. These
+variables are part of neither the server's state nor an update. They are constants of
+the graphs that use them. The workers of a machine share one copy of a large constant.
 
 Keras keeps a seed and a count in each random layer (`SeedGenerator`) and counts each
 draw. ray_fed adds a key to the seed, so that clients, rounds and calls draw different
@@ -16,10 +16,10 @@ numbers:
     at a client             [seed, 0] + key            before its first batch
     after n draws           [seed, 0] + key + [0, n]   by Keras
 
-The key is a random number like all others of ray_fed. It depends on the run's seed, the
-call (and so the round), the client, and the position in the computation. As in Keras,
-layers with the same seed draw the same numbers. `ray_fed.tensorflow.keras_seeds` adds
-keys to Keras' draws outside of models.
+The key is a random number that depends on the run's seed, the call (and so the round),
+the client, and the position in the computation. As in Keras, layers with the same seed
+draw the same numbers. `ray_fed.tensorflow.keras_seeds` adds keys to Keras' draws
+outside of models.
 """
 
 import contextlib
@@ -56,12 +56,11 @@ from ray_fed.tensorflow.traced_graph import Constant
 
 
 def copy_model(model: keras.Model) -> tuple[keras.Model, dict[int, Any]]:
-    """Return a copy of a functional model, and the copied variables by original `id`.
+    """Copy a functional model, and return the copy and its variables by original `id`.
 
     A layer with variables is made again from its config. Then the values that the
-    original layer saves are loaded. Other layers share everything but their position in
-    the model. Raises ValueMismatchError, with the layer's name, if a config is not
-    enough.
+    original layer saves are loaded into it. Other layers are shallow copies. Raises
+    ValueMismatchError, with the layer's name, if a config does not describe the layer.
     """
     pairs: list[tuple[Any, Any]] = []
 
@@ -97,7 +96,7 @@ def _twin(layer: Any) -> Any:
 
 
 def _remake(layer: Any) -> Any:
-    # These are the user's functions and classes, so they need no registration.
+    # The config may name the user's functions and classes, which Keras does not know.
     custom: dict[str, Any] = {}
     for inner in layer._flatten_layers():
         for value in (type(inner), *vars(inner).values()):
@@ -132,20 +131,20 @@ def _load(layer: Any, copied: Any) -> None:
 def _check_settings(original: Any, remade: Any) -> None:
     """Raise if a layer of a user's class lost a setting when it was made again.
 
-    Inner layers and variables are compared elsewhere. Keras' own attributes are not
+    Inner layers and variables are compared elsewhere. Attributes of Keras are not
     compared.
     """
     plain = keras.layers.Layer(name="plain"), keras.Model(name="plain")
     by_keras = {name for layer in plain for name in vars(layer)}
     by_keras |= {"_build_shapes_dict", "_functional"}
     for name, value in vars(original).items():
-        if name in by_keras or name.startswith("_self_"):  # of TensorFlow's tracking
+        if name in by_keras or name.startswith("_self_"):  # TensorFlow's tracking
             continue
         now = getattr(remade, name, None)
         if not _is_alike(value, now):
             raise _lost(
                 original,
-                f"`{name}` of `{reprs.shorten(str(now))}`, not"
+                f"`{reprs.shorten(str(now))}` as `{name}`, not"
                 f" `{reprs.shorten(str(value))}`",
             )
 
@@ -185,9 +184,10 @@ def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
 
 
 def _parts_of(value: Any) -> tuple[Any, list[Any]] | None:
-    """Return a part to compare by `==`, and parts to compare further.
+    """Return the parts of a value, so that two values can be compared part by part.
 
-    The result is None if `==` compares the whole value.
+    The first part is compared by `==`, and the others recursively. The result is None
+    if `==` compares the whole value.
     """
     match value:
         case list() | tuple():
@@ -214,30 +214,30 @@ def _parts_of(value: Any) -> tuple[Any, list[Any]] | None:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
+    except ValueError:  # the variable of the closure is not assigned yet
         return None
 
 
 def _lost(layer: Any, found: str) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
         "Expected a layer that is made again from its config, found"
-        f" `{type(layer).__name__}` named `{layer.name}`: that gave {found}. Have its"
-        " `get_config` return all arguments of its `__init__`; or set the weights of"
-        " your own model: `for v, value in zip(keras_model.trainable_variables,"
+        f" `{type(layer).__name__}` named `{layer.name}`, whose config gave {found}:"
+        " return all arguments of its `__init__` from `get_config`. Or set the weights"
+        " of your own model: `for v, value in zip(keras_model.trainable_variables,"
         " state.weights.trainable): v.assign(value)`."
     )
 
 
 _SEED_NAME = "seed_generator_state"
-"""Keras' name of the variable from which a random layer draws."""
+"""Keras' name for the variable from which a random layer draws."""
 
 
 class ModelWeights(NamedTuple):
     """The weights of a model, in the order of the Keras model.
 
     Attributes:
-        trainable: The values of `keras_model.trainable_variables`.
-        non_trainable: The values of `keras_model.non_trainable_variables` that a batch
+        trainable: Values of `keras_model.trainable_variables`.
+        non_trainable: Values of the `keras_model.non_trainable_variables` that a batch
             changes. These are running statistics, such as the mean and variance of
             `BatchNormalization`, and the seeds of random layers. Other variables are
             constants, see `Model.from_keras`.
@@ -256,9 +256,9 @@ class Delta(NamedTuple):
     """The change of weights: the client's weights minus the server's.
 
     Attributes:
-        trainable: The changes of the trainable weights.
-        statistics: The changes of the non-trainable weights at
-            `Model.statistics_indices`. Changes of whole numbers are float32.
+        trainable: Changes of the trainable weights.
+        statistics: Changes of the non-trainable weights at `Model.statistics_indices`.
+            Changes of whole numbers are float32.
     """
 
     trainable: tuple[Any, ...]
@@ -281,10 +281,10 @@ class FullGradient(NamedTuple):
     """The result of `Model.full_gradient`: the gradient over a client's data.
 
     Attributes:
-        trainable: The gradient of the mean loss, in the types of the weights. It is
-            zero if there are no examples.
-        non_trainable: The non-trainable weights after the pass.
-        totals: The totals of all examples.
+        trainable: Gradient of the mean loss, in the dtypes of the weights. It is zero
+            if there are no examples.
+        non_trainable: Non-trainable weights after the pass.
+        totals: Totals of all examples.
     """
 
     trainable: tuple[Any, ...]
@@ -296,11 +296,11 @@ class ForwardPass(NamedTuple):
     """The result of running a model on one batch.
 
     Attributes:
-        loss: The mean loss of the batch, f32[], with the penalties of layers.
-        weights: The weights after the batch. Trainable weights change only if a layer
+        loss: Mean loss of the batch, f32[], with the penalties of layers.
+        weights: Weights after the batch. Trainable weights change only if a layer
             writes to them in its `call`, as `keras.layers.SpectralNormalization` does.
         writes: Whether a layer wrote to trainable weights.
-        totals: The totals with this batch added.
+        totals: Totals of this batch and the batches before it.
     """
 
     loss: Any
@@ -313,12 +313,12 @@ class Model:
     """A functional Keras model with its loss and metrics. Build it with `from_keras`.
 
     Attributes:
-        trainable_variables: The trainable variables of the Keras model.
-        weights_type: The type of its `ModelWeights`.
-        batch_type: The type of one batch, such as `<x=f32[?, ...], y=i32[?]>` for a
+        trainable_variables: Trainable variables of the Keras model.
+        weights_type: Type of the model's `ModelWeights`.
+        batch_type: Type of one batch, such as `<x=f32[?, ...], y=i32[?]>` for a
             classifier.
-        data_type: The type of all clients' data, `{<x=..., y=...>*}@CLIENTS`.
-        totals: Adds up losses and metrics. `totals.zero()` has no examples.
+        data_type: Type of all clients' data, `{<x=..., y=...>*}@CLIENTS`.
+        totals: Object that adds batches to totals and computes metrics from them.
     """
 
     def __init__(self, keras_model: keras.Model, outputs: Sequence[Output]) -> None:
@@ -339,7 +339,7 @@ class Model:
         written = self._find_written(unseeded, training=True)
         constant = {id(v) for v in unseeded if id(v) not in written}
         self._others = tuple(v for v in others if id(v) not in constant)
-        # A tensor of a variable shares its memory until the variable is assigned to.
+        # A variable's tensor shares its memory until the variable gets a new value.
         self._constants = [
             (v, Constant(tf.convert_to_tensor(v))) for v in others if id(v) in constant
         ]
@@ -362,9 +362,9 @@ class Model:
         return f"`{self._keras.name}` of {count:,} parameters"
 
     def describe_for_graphs(self) -> Any:
-        """Return what graphs are made of; see `trace_keys.Described`."""
+        """Return the settings that graphs depend on. Equal models share graphs."""
         layers = cast("Any", self._keras)._flatten_layers()
-        # Private attributes change as a layer is called.
+        # Private attributes are left out, because a call of a layer may change them.
         settings = [trace_keys.settings_of(layer, public=True) for layer in layers]
         return [
             trace_keys.describe_keras(self._keras),
@@ -387,29 +387,29 @@ class Model:
         """Return a model that trains copies of a Keras model's weights.
 
         A variable that is neither trained nor changed by a batch is read now and is a
-        constant from then on. Examples are the weights of layers with
-        `trainable = False`, and kernels under `enable_lora`. Constants are sent to each
-        machine once, and its workers share them. They are part of neither the state nor
-        the updates.
+        constant from then on. Examples are the weights of layers with `trainable =
+        False`, and kernels under `enable_lora`. Constants are sent to each machine
+        once, and its workers share them. They are part of neither the state nor the
+        updates.
 
         Args:
             keras_model: A built, functional Keras model, which stays as it is. Call
-                `ray_fed.init` before you build it: the first computation of TensorFlow
-                fixes the number of its threads. If the model has several inputs or
+                `ray_fed.init` before you build it, because TensorFlow fixes its number
+                of threads at its first computation. If the model has several inputs or
                 outputs, batches name them by the keys of their dictionary, or by the
                 names of their layers.
-            loss: The loss, in the forms that Keras' `compile` takes: an object, a name
+            loss: Loss, in the forms that Keras' `compile` takes: an object, a name
                 ("mse") or a function. It returns one number for a batch. For several
                 outputs, pass a dictionary, whose losses are added up. None: the loss
                 and the metrics that the Keras model was compiled with.
-            metrics: The metrics to report, in the forms that `compile` takes: objects,
+            metrics: Metrics to report, in the forms that `compile` takes: objects,
                 names ("accuracy") or functions. Their variables must be sums over
                 examples, as in accuracies, means and confusion counts. For several
                 outputs, pass a dictionary of lists. Objects keep their values.
-            label_type: The type of the labels in a batch, whose first dimension is
-                unknown. For several outputs, pass a dictionary. By default it is the
-                type of the output. Sparse losses, and objects of a binary loss or of
-                your own class, have `int32[?]` instead: a class for each example.
+            label_type: Type of the labels in a batch, whose first dimension is unknown.
+                For several outputs, pass a dictionary. By default, labels have the type
+                of the output. For sparse losses, and for objects of a binary loss or of
+                your own class, they are `int32[?]`: a class for each example.
 
         Raises:
             ValueMismatchError: There is no loss for an output, Keras does not know the
@@ -427,7 +427,7 @@ class Model:
 
     @property
     def compiled_optimizer(self) -> keras.optimizers.Optimizer:
-        """The optimizer that the Keras model was compiled with.
+        """Optimizer that the Keras model was compiled with.
 
         Raises:
             ValueMismatchError: The Keras model was not compiled with an optimizer.
@@ -441,9 +441,9 @@ class Model:
         return optimizer
 
     def initial_weights(self) -> ModelWeights:
-        """Return the Keras model's current weights, as numpy arrays.
+        """Return the Keras model's current weights, as NumPy arrays.
 
-        Inside of a computation, they are constants of its graph.
+        This also works inside of a computation. The arrays are constants of its graph.
         """
         with context.eager_mode():
             return ModelWeights(
@@ -455,7 +455,7 @@ class Model:
         """Check that the Keras model's constants are as `from_keras` read them.
 
         Raises:
-            ValueMismatchError: Constants changed, or other weights are trained.
+            ValueMismatchError: Constants changed, or other weights are trained now.
         """
         before, now = self.trainable_variables, self._keras.trainable_variables
         if [id(v) for v in before] != [id(v) for v in now]:
@@ -480,11 +480,11 @@ class Model:
 
     @property
     def statistics_variables(self) -> tuple[Any, ...]:
-        """The variables of the Keras model at `statistics_indices`."""
+        """Variables of the Keras model at `statistics_indices`."""
         return tuple(self._others[index] for index in self.statistics_indices)
 
     def variables_of(self, layer_class: type) -> list[Any]:
-        """Return the variables of all layers of a class, also of inner ones."""
+        """Return the variables of all layers of a class, including inner layers."""
         layers = cast("Any", self._keras)._flatten_layers()
         chosen = [layer for layer in layers if isinstance(layer, layer_class)]
         return [variable for layer in chosen for variable in layer.variables]
@@ -503,11 +503,11 @@ class Model:
     def reseed(self, weights: ModelWeights, *, training: bool = True) -> ModelWeights:
         """Return weights with which random layers draw new numbers.
 
-        Call it in the function of a client. Each call draws another key. `forward` and
-        `differentiate` call it themselves.
+        Call this in the function of a client. Each call draws another key. `forward`
+        and `differentiate` do it themselves.
 
         Args:
-            weights: The weights, as tensors.
+            weights: Weights, as tensors.
             training: Whether the layers will draw as in training.
         """
         indices = self._seed_indices if training else self._inference_seed_indices
@@ -519,7 +519,7 @@ class Model:
         return weights._replace(non_trainable=tuple(seeded))
 
     def _find_written(self, variables: Sequence[Any], *, training: bool) -> set[int]:
-        """Return the `id`s of the variables that a batch changes."""
+        """Return the `id`s of those `variables` that a batch changes."""
         written: set[int] = set()
 
         def run(inputs: Any) -> None:
@@ -550,10 +550,10 @@ class Model:
         Random layers draw other numbers in each call, for each client and round.
 
         Args:
-            weights: The weights, as tensors.
-            batch: A batch of `batch_type`, as tensors.
-            totals: The totals of the batches before.
-            scale_loss: A function from the loss to the number that is differentiated.
+            weights: Weights, as tensors.
+            batch: Batch of `batch_type`, as tensors.
+            totals: Totals of the batches before.
+            scale_loss: Function from the loss to the number that is differentiated.
 
         Returns:
             One gradient for each trainable weight, a tensor of its shape. The gradient
@@ -583,13 +583,13 @@ class Model:
     ) -> tuple[list[Any], ForwardPass]:
         """Return gradients in the form that an optimizer of Keras takes.
 
-        For arguments and errors see `differentiate`. Random layers draw from the
+        `differentiate` describes arguments and errors. Random layers draw from the
         seeds in `weights`, so call `reseed` first, once for a client.
 
         Returns:
             One gradient for each trainable weight, with respect to its value after a
-            layer wrote to it. The gradient of an embedding is an `IndexedSlices`. It is
-            None if the loss does not depend on the weight.
+            layer wrote to it. The gradient of an embedding is an `IndexedSlices`. A
+            gradient is None if the loss does not depend on the weight.
         """
         if not weights.trainable:
             raise errors.ValueMismatchError(
@@ -602,11 +602,11 @@ class Model:
             passed = self._run(weights, batch, totals, training=True, tape=tape)
             loss = scale_loss(passed.loss)
         after, before = passed.weights.trainable, weights.trainable
-        # In one call: with a persistent tape, recurrent layers have no kernels.
+        # One call: a persistent tape would leave recurrent layers without a kernel.
         sources = [*after, *before] if passed.writes else list(after)
         added: list[Any] = tape.gradient(loss, sources)
         added, then = added[: len(after)], added[len(after) :]
-        for i, gradient in enumerate(then):  # reads before a write count, too
+        for i, gradient in enumerate(then):  # from reads before a layer wrote
             if after[i] is not before[i] and gradient is not None:
                 added[i] = gradient if added[i] is None else added[i] + gradient
         if all(gradient is None for gradient in added):
@@ -621,7 +621,7 @@ class Model:
         """Return the gradient of a client's mean loss in training.
 
         Args:
-            weights: The weights at which the gradient is computed, as tensors.
+            weights: Weights at which the gradient is computed, as tensors.
             batches: The client's batches, a dataset.
 
         Raises:
@@ -662,7 +662,7 @@ class Model:
         """Return the totals of a client's examples, with layers as in inference.
 
         Args:
-            weights: The weights, as tensors.
+            weights: Weights, as tensors.
             batches: The client's batches, a dataset.
         """
         draws = bool(self._inference_seed_indices)
@@ -679,7 +679,7 @@ class Model:
 
     @tf.autograph.experimental.do_not_convert
     def delta(self, before: ModelWeights, after: ModelWeights) -> Delta:
-        """Return the change of weights, which most clients send."""
+        """Return the change of weights from `before` to `after`, the usual update."""
         pairs = zip(before.trainable, after.trainable, strict=True)
         moved = tuple(b - a for a, b in pairs)
         return Delta(moved, self.statistics_delta(before, after))
@@ -688,7 +688,7 @@ class Model:
     def statistics_delta(
         self, before: ModelWeights, after: ModelWeights | FullGradient
     ) -> tuple[Any, ...]:
-        """Return the change of the running statistics."""
+        """Return the change of the running statistics from `before` to `after`."""
         return tuple(
             _as_float(after.non_trainable[i]) - _as_float(before.non_trainable[i])
             for i in self.statistics_indices
@@ -704,13 +704,13 @@ class Model:
 
     @tf.autograph.experimental.do_not_convert
     def move_statistics(self, weights: ModelWeights, delta: Delta) -> tuple[Any, ...]:
-        """Return the non-trainable weights plus the statistics of a delta."""
+        """Return the non-trainable weights plus the changes in `delta.statistics`."""
         non_trainable = list(weights.non_trainable)
         for index, drift in zip(self.statistics_indices, delta.statistics, strict=True):
             before = non_trainable[index]
             if before.dtype.is_floating:
                 non_trainable[index] = before + drift
-            else:  # a counter: the nearest whole number, exact for one client
+            else:  # a counter is rounded, which is exact for one client
                 moved = _as_float(before) + drift
                 non_trainable[index] = tf.cast(tf.round(moved), before.dtype)
         return tuple(non_trainable)
@@ -729,9 +729,9 @@ class Model:
         Random layers draw other numbers in each call, for each client and round.
 
         Args:
-            weights: The weights, as tensors.
-            batch: A batch of `batch_type`, as tensors.
-            totals: The totals of the batches before.
+            weights: Weights, as tensors.
+            batch: Batch of `batch_type`, as tensors.
+            totals: Totals of the batches before.
             training: Whether layers such as dropout behave as in training.
         """
         weights = self.reseed(weights, training=training)
@@ -787,8 +787,8 @@ class Model:
         computed are restored.
 
         Args:
-            state: A `ModelWeights`, or an object with one as `weights`, such as the
-                state of a learning process.
+            state: A `ModelWeights`, or an object with the attribute `weights`, such as
+                the state of a learning process.
 
         Raises:
             ValueMismatchError: The weights belong to another model, or a layer of your
@@ -814,16 +814,16 @@ class Model:
 
 
 class _KeyedScope(keras.StatelessScope):
-    """A scope in which `ray_fed.tensorflow.keras_seeds` adds no key to seeds."""
+    """A scope whose seeds have keys, so that `keras_seeds` does not add other keys."""
 
     seeds_are_keyed = True
 
 
 class _Scope(_KeyedScope):
-    """A scope of `Model`'s variables, in which a write cuts gradients as in eager mode.
+    """A scope with values for a model's variables, from pairs in `mapping`.
 
-    `mapping` has pairs of a variable and its value. `tape` watches written values.
-    None: there are no gradients.
+    A written value has no gradient with respect to earlier values, as in eager mode.
+    `tape` watches written values, or is None without gradients.
     """
 
     def __init__(
@@ -837,7 +837,7 @@ class _Scope(_KeyedScope):
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, value = update
         if self._tape is not None and variable.trainable:
-            # A later read does not depend on how the value was computed.
+            # Gradients of later reads stop here.
             value = tf.stop_gradient(value)
             self._tape.watch(value)
         super().add_update((variable, value))
@@ -868,9 +868,9 @@ def _check_model(keras_model: keras.Model) -> None:
         raise errors.ValueMismatchError(
             "Expected a functional Keras model, with inputs and outputs, found"
             f" `{type(keras_model).__name__}`, which has none, as a subclass with its"
-            " own `call`: make one of it by `x = keras.Input(shape)` and"
-            " `keras.Model(x, model(x))`; `to_keras` needs its `__init__` to take"
-            " `**kwargs` for that of `keras.Model`."
+            " own `call`: wrap it by `x = keras.Input(shape)` and"
+            " `keras.Model(x, model(x))`. For `to_keras`, its `__init__` must pass"
+            " `**kwargs` to the `__init__` of `keras.Model`."
         )
     if not keras_model.built:
         raise errors.ValueMismatchError(
@@ -882,7 +882,7 @@ def _check_model(keras_model: keras.Model) -> None:
             raise errors.ValueMismatchError(
                 "Expected layers that begin anew with each batch, found"
                 f" `{type(layer).__name__}` named `{layer.name}` with `stateful=True`,"
-                " whose rows go on from those of the batch before: leave that out."
+                " whose rows continue the rows of the previous batch: leave that out."
             )
     for name in ("train_step", "test_step", "compute_loss", "compute_metrics"):
         if getattr(type(keras_model), name) is not getattr(keras.Model, name):
@@ -923,7 +923,7 @@ def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
         is_input = kind == "input"
         names = [t.name for t in tensors] if is_input else keras_model.output_names
         named = dict(zip(names, tensors, strict=True))
-    # As in Keras, batches may have another size than the model was built with.
+    # Keras accepts batches of another size than the model was built with.
     return {
         name: keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype)
         for name, tensor in named.items()

@@ -21,8 +21,8 @@ from ray_fed import tensorflow as rtf
 class _Moments(NamedTuple):
     """The moments of some values of an input, all f64.
 
-    `mean` has one number for each component of the last dimension. `squares` has the
-    sums of (value - mean)^2, in the shape of `mean`.
+    `mean` has the shape of an input's last dimension. `squares` has the sums of (value
+    - mean)^2, in the same shape.
     """
 
     count: Any
@@ -32,20 +32,21 @@ class _Moments(NamedTuple):
 
 @tracebacks.shorten
 def build_normalization(data_type: Any) -> fl.framework.Computation:
-    """Build a computation of the moments that `keras.layers.Normalization` takes.
+    """Build a computation of the arguments that `keras.layers.Normalization` takes.
 
         moments = build_normalization(data.type_signature)(data)
         layer = keras.layers.Normalization(**moments)
 
-    They equal the moments that `layer.adapt` computes from the inputs of all clients'
-    rows. There is one mean and one variance for each component of the last dimension.
-    If inputs are single numbers, there is one for all of them (`axis=None`). A client
-    sends exact counts, means and sums of squares in float64, so this is not private.
+    The moments equal the mean and variance that `layer.adapt` computes from all inputs
+    of all clients. There is one mean and one variance for each component of the last
+    dimension. If inputs are single numbers, there is one mean and one variance for all
+    of them (`axis=None`). A client sends exact counts, means and sums of squares in
+    float64, so this is not private.
 
     Args:
-        data_type: The type of one client's data, a sequence of `<x=..., ...>` or of
-            inputs, such as `ClientData.type_signature`. Or the type of all clients'
-            data, such as `Model.data_type`.
+        data_type: Type of one client's data, a sequence of `<x=..., ...>` or of inputs,
+            such as `ClientData.type_signature`. The type of all clients' data, such as
+            `Model.data_type`, is also accepted.
 
     Returns:
         The computation from clients' data to `<mean=f64[...], variance=f64[...]>` at
@@ -101,7 +102,7 @@ def _measure(values: Any, shape: tuple[int, ...]) -> _Moments:
 
 
 def _merge(total: _Moments, part: _Moments) -> _Moments:
-    """Return the moments of two parts together (Equations 2.1)."""
+    """Return the moments of two parts together (Equations 2.1 of the source)."""
     count = total.count + part.count
     share, step = tf.math.divide_no_nan(part.count, count), part.mean - total.mean
     squares = total.squares + part.squares + tf.square(step) * total.count * share

@@ -3,20 +3,20 @@
     one output       loss                    y: labels
     several, by name {"rating": loss, ..}    y: {"rating": labels, ..}; losses add up
 
-Names, functions and objects mean the same as in Keras' `compile`. When a model is made,
-each loss and metric is tried on a few sample rows. A loss must be one number, and a
-metric's variables must be sums over rows, because ray_fed adds them up over clients:
+Names, functions and objects mean the same as in Keras' `compile`. ray_fed adds up the
+variables of metrics over clients, so these must be sums over rows. The sums are called
+totals. Each client computes its own totals, the server adds them up, and Keras' metrics
+compute results from the sums. So the accuracy over all clients is the accuracy over all
+their examples.
+
+When a model is made, each loss and metric is tried on a few sample rows. A loss must be
+one number. For a metric this must hold:
 
     variables(a, b) + variables(c) = variables(a and b and c)
 
 Here a and b are two batches of one client, and c is a batch of another client. The
-equation holds for sums over rows. It does not hold for a maximum, a mean of batches, or
-rows that are mixed because labels `[rows]` are broadcast against predictions
-`[rows, 1]`.
-
-Totals are such sums. Each client counts its own, the server adds them up, and Keras'
-metrics compute results from the sums. So the accuracy over all clients is the accuracy
-over all their examples.
+equation does not hold for a maximum or a mean of batches. It also fails if rows are
+mixed because labels `[rows]` are broadcast against predictions `[rows, 1]`.
 """
 
 import dataclasses
@@ -39,18 +39,18 @@ import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.checks import expect_kind, expect_object
 
 Reshape: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
-"""A function that changes labels and predictions."""
+"""Function that changes the shapes of labels and predictions to fit a metric."""
 
 _OPEN = 4
-"""Sample size of an axis whose size the model leaves open."""
+"""Size in a sample of an axis whose size the model leaves open."""
 
 _LARGE = 100_000
-"""If a row has this many elements, the sample has 6 rows in place of 24."""
+"""Number of elements of a row from which on a sample has 6 rows in place of 24."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleRows:
-    """Sample labels and predictions of one output, always the same.
+    """Sample labels and predictions of one output, to try losses and metrics on.
 
     Attributes:
         labels: Classes, one-hot rows or numbers, as their type and the output require.
@@ -62,7 +62,7 @@ class SampleRows:
 
     @classmethod
     def of(cls, output: Any, label_type: fl.TensorType) -> "SampleRows":
-        """Return rows for a symbolic output of Keras and the type of its labels."""
+        """Return rows for a Keras model's symbolic output and its type of labels."""
         random = np.random.default_rng(0)
         axes, label_axes = list(output.shape), list(label_type.shape or [None])
         shape, label_shape = _fill(axes, label_axes), _fill(label_axes, axes)
@@ -84,7 +84,7 @@ class SampleRows:
         return f"labels `{_shown(self.labels)}` and output `{_shown(self.predictions)}`"
 
     def cut(self, *ends: float) -> list[tuple[Any, Any]]:
-        """Return batches that end at these shares of all rows."""
+        """Cut the rows into batches. For example, `cut(1 / 2, 1)` gives halves."""
         ends_at = [round(end * len(self.labels)) for end in ends]
         return [
             (tf.constant(self.labels[i:j]), tf.constant(self.predictions[i:j]))
@@ -95,9 +95,9 @@ class SampleRows:
     def reshapes(self) -> Sequence[Reshape]:
         """Changes of labels and predictions to try, in order.
 
-        If one of the two lacks a last axis of size one, it may get this axis. For
-        `[rows]`, every metric of Keras means that. For `[rows, steps]`, a metric may
-        reduce over the steps, so the unchanged arrays are tried first.
+        If one of the two lacks a last axis of size one, the change adds it. For labels
+        or predictions `[rows]`, every metric of Keras needs this. For `[rows, steps]`,
+        a metric may reduce over the steps, so the unchanged arrays are tried first.
         """
         short, long = sorted([self.labels.shape, self.predictions.shape], key=len)
         if len(short) + 1 != len(long) or long[-1] != 1:
@@ -106,7 +106,7 @@ class SampleRows:
 
 
 def _fill(axes: Sequence[int | None], others: Sequence[int | None]) -> list[int]:
-    """Return sizes, in which an open axis takes the size of the other array's axis."""
+    """Return the sizes `axes`. An open axis (None) takes its size from `others`."""
     padded = [*others, *[None] * len(axes)]
     return [own or other or _OPEN for own, other in zip(axes, padded, strict=False)]
 
@@ -133,7 +133,7 @@ def check_metric(metric: keras.metrics.Metric, rows: SampleRows) -> Reshape:
 
     The metric keeps its values. It may have more variables afterwards, because some
     metrics create them with the first batch. Raises ValueMismatchError if its variables
-    are not sums over rows, or if it cannot take the rows.
+    are not sums over rows, or if it raises for the sample rows.
     """
     before = [(variable, variable.numpy()) for variable in metric.variables]
     failures: list[Exception] = []
@@ -160,7 +160,7 @@ def check_metric(metric: keras.metrics.Metric, rows: SampleRows) -> Reshape:
 
 
 def _adds_up(metric: keras.metrics.Metric, rows: SampleRows, reshape: Reshape) -> bool:
-    # As Keras does. This refuses `Mean`, whose second argument is a weight.
+    # Keras passes the same arguments. `Mean` is refused: its second is a weight.
     parameters = inspect.signature(metric.update_state).parameters
     weight = {"sample_weight": None} if "sample_weight" in parameters else {}
 
@@ -187,7 +187,8 @@ def _is_close(one: Any, other: Any) -> bool:
 def find_reshape(loss: Callable[[Any, Any], Any], rows: SampleRows) -> Reshape:
     """Return the change of labels and predictions that a loss needs, usually none.
 
-    If one of the two lacks an axis of the other, the change prevents mixing of rows.
+    If one of the two lacks an axis of the other, the change adds the axis. Otherwise
+    broadcasting would mix rows.
     """
     for reshape in rows.reshapes if len(rows.reshapes) > 1 else ():
         try:
@@ -208,7 +209,7 @@ def _is_mean(loss: Any, rows: SampleRows, reshape: Reshape) -> bool:
 def refusal(
     kind: str, name: str, rows: str, error: Exception
 ) -> errors.ValueMismatchError:
-    """Return the error for a loss or a metric that raises for some rows."""
+    """Return the error for a loss or metric that raised `error` for some rows."""
     text = str(error).strip() or type(error).__name__
     place = tracebacks.find_place(error_texts.traceback_of(error))
     then = ": set the type of the labels by `label_type`"
@@ -230,12 +231,12 @@ Metrics: TypeAlias = Sequence[keras.metrics.Metric | str | Function]
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A metric of one output, whose variables are sums over rows.
+    """A metric of one output. Its variables are sums over rows.
 
     Attributes:
-        name: The name in reports.
-        metric: The user's own object, whose values never change.
-        reshape: The change of labels and predictions that it needs.
+        name: Name in reports.
+        metric: The user's own metric object, whose values never change.
+        reshape: Change of labels and predictions that the metric needs.
     """
 
     name: str
@@ -245,7 +246,7 @@ class Measure:
     def add(
         self, sums: Sequence[Any], labels: Any, predictions: Any
     ) -> tuple[Any, ...]:
-        """Return its variables after one more batch, or raise ValueMismatchError."""
+        """Return the variables `sums` after a batch, or raise ValueMismatchError."""
         try:
             reshaped = self.reshape(labels, predictions)
             return tuple(self.metric.stateless_update_state(list(sums), *reshaped))
@@ -255,7 +256,7 @@ class Measure:
             ) from error
 
     def finish(self, sums: Sequence[Any]) -> Any:
-        """Return its result for values of its variables, or raise an error."""
+        """Return the metric's result for `sums`, or raise ValueMismatchError."""
         values = list(zip(self.metric.variables, sums, strict=True))
         try:
             # Inside the scope, because the result may be a variable.
@@ -271,11 +272,12 @@ class Output:
     """One output of a model, with its loss, its metrics and the type of its labels.
 
     Attributes:
-        name: The name, or None for a single output.
-        symbolic: The symbolic tensor of Keras, with a dtype and a shape.
-        loss: The loss, which returns one number for a batch.
-        reshape: The change of labels and predictions that the loss needs.
-        measures: The metrics to report.
+        name: Name of the output, or None if the model has one output.
+        symbolic: Symbolic tensor of Keras, with a dtype and a shape.
+        loss: Loss, which returns one number for a batch.
+        reshape: Change of labels and predictions that the loss needs.
+        measures: Metrics to report.
+        label_type: Type of the labels in a batch.
     """
 
     name: str | None
@@ -286,7 +288,7 @@ class Output:
     label_type: fl.TensorType
 
     def of(self, structure: Any) -> Any:
-        """Return the labels or the predictions of this output."""
+        """Return the part of a structure of labels or predictions for this output."""
         return structure if self.name is None else structure[self.name]
 
     def measure_loss(self, labels: Any, predictions: Any) -> Any:
@@ -312,10 +314,10 @@ def build_outputs(
     metrics: Metrics | Mapping[str, Metrics],
     label_type: fl.TensorType | Mapping[str, fl.TensorType] | None,
 ) -> tuple[Output, ...]:
-    """Return the outputs of a model, each with its loss, metrics and labels.
+    """Return the outputs of a model, each with its loss, metrics and type of labels.
 
-    Raises ValueMismatchError if an output has no loss, or a loss or metric does not
-    fit.
+    `symbolic` has Keras' symbolic outputs by name, or one with the name None. Raises
+    ValueMismatchError if an output has no loss, or a loss or metric does not fit.
     """
     losses: dict[str | None, Any] = {None: loss}
     measured: dict[str | None, Any] = {None: metrics}
@@ -359,7 +361,7 @@ def _by_output(
 
 
 _FunctionLoss: Any = keras.losses.MeanSquaredError.__base__
-"""Keras' class for the loss of a function, which Keras does not export."""
+"""Base class of Keras' losses that wrap a function. Keras does not export it."""
 
 
 def _to_loss(loss: object, output: Any, label_type: fl.TensorType) -> keras.losses.Loss:
@@ -392,7 +394,7 @@ def _many_values(loss: keras.losses.Loss) -> errors.ValueMismatchError:
 
 
 def _kind_of(output: Any, label_type: fl.TensorType) -> int:
-    """Return the meaning of Keras' "accuracy": 0 binary, 1 sparse, 2 categorical."""
+    """Return which accuracy Keras means: 0 binary, 1 sparse, 2 categorical."""
     labels = list(label_type.shape or [])
     if output.shape[-1] == 1:
         return 0
@@ -401,7 +403,7 @@ def _kind_of(output: Any, label_type: fl.TensorType) -> int:
 
 
 def _name_of(function: Any) -> str:
-    """Return Keras' name: `my_error` for `my_error` and for `MyError()`."""
+    """Return the name that Keras gives: `my_error` for `my_error` and `MyError()`."""
     name = getattr(function, "name", None) or getattr(function, "__name__", None)
     words = re.sub(r"\W", "", str(name or type(function).__name__))
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", words).lower()
@@ -417,9 +419,9 @@ def _unknown(
 
 
 def _label_type(loss: object, output: Any) -> fl.TensorType:
-    """Return the default type of labels: classes, or the type of the output.
+    """Return the default type of an output's labels: int32 classes, or its own type.
 
-    If the output has one value for each row, labels are `[rows]`.
+    If the output has one value for each row, the labels have the shape `[rows]`.
     """
     if isinstance(loss, keras.losses.Loss):
         # Losses of a user's class, and binary losses, have classes as labels.
@@ -476,14 +478,14 @@ _LOSS, _NUM_EXAMPLES = "loss", "num_examples"
 
 
 class Totals(NamedTuple):
-    """Sums over examples.
+    """Sums over examples, which clients compute and the server adds up.
 
     Attributes:
-        loss: The sum of each batch's mean loss times its size, f32[].
-        num_examples: The number of examples, i64[].
+        loss: Sum over batches of the mean loss times the number of rows, f32[].
+        num_examples: Number of examples, i64[].
         output_losses: The same sum for each output, without penalties of layers. Empty
             if there is one output.
-        metrics: The variables of each metric.
+        metrics: Values of each metric's variables.
     """
 
     loss: Any
@@ -495,8 +497,7 @@ class Totals(NamedTuple):
 class TotalsKeeper:
     """Adds batches to totals and computes metrics from them, inside traced graphs.
 
-    The metrics of `outputs` do not change. Raises ValueMismatchError if two metrics, or
-    a metric and a loss, have one name.
+    Raises ValueMismatchError if two metrics, or a metric and a loss, have one name.
     """
 
     def __init__(self, outputs: Sequence[Output]) -> None:
@@ -517,7 +518,7 @@ class TotalsKeeper:
             names.append(measure.name)
 
     def zero(self) -> Totals:
-        """Return totals without examples, as tensors."""
+        """Return the totals of no examples, as tensors."""
         return Totals(
             tf.constant(0.0),
             tf.constant(0, tf.int64),
@@ -536,7 +537,7 @@ class TotalsKeeper:
         loss: Any,
         output_losses: Sequence[Any],
     ) -> Totals:
-        """Return totals after one more batch."""
+        """Return totals with one more batch, from its outputs and mean losses."""
         size = tf.shape(tf.nest.flatten(predictions)[0], tf.int64)[0]
 
         def add_loss(sum_so_far: Any, value: Any) -> Any:
@@ -545,7 +546,7 @@ class TotalsKeeper:
         return Totals(
             add_loss(totals.loss, loss),
             totals.num_examples + size,
-            # A single output has no sum of its own.
+            # A model with one output has no sums of output losses.
             tuple(map(add_loss, totals.output_losses, output_losses)),
             tuple(
                 measure.add(sums, output.of(labels), output.of(predictions))

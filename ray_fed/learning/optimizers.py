@@ -1,12 +1,12 @@
 """A Keras optimizer inside of a graph that is being traced.
 
-TensorFlow has no stateless form of Keras' optimizers: they update variables. So the
-variables are made in the graph, given values, updated and read, in that order, which
-holds inside of a `tf.function`.
+Keras' optimizers update variables and, with TensorFlow, have no stateless form. So the
+graph makes the variables, assigns values, runs the update and reads the values. A
+`tf.function` keeps this order.
 
-An optimizer is more than its `get_config()`, which lacks exclusions from weight decay,
-and arguments of classes that nobody meant to save. So the object's own attributes are
-copied, and its variables alone are made anew, for weights with the model's paths.
+The `get_config()` of an optimizer does not include everything, such as variables that
+are excluded from weight decay. So copies take over the object's own attributes. Only
+the variables are made anew, for weights with the model's paths.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
@@ -28,21 +28,20 @@ from ray_fed.tensorflow.trace_keys import UndescribedError
 from ray_fed.tensorflow.traced_graph import Number
 
 OptimizerLike: TypeAlias = keras.optimizers.Optimizer | str
-"""An optimizer of Keras, or its name, such as "sgd"."""
+"""Optimizer of Keras, or its name, such as "sgd"."""
 
 
 class OptimizerSpec:
-    """A user's optimizer, to be copied into graphs.
+    """A user's optimizer of Keras, from which copies in graphs are made.
 
-    The optimizer is one of Keras, or its name. It is not changed. Copies have its
-    settings, but not its number of steps and its moments. Raises ValueMismatchError for
-    anything else, a `LossScaleOptimizer`, a schedule with variables, or an unusual
-    `build`.
+    The user's optimizer is not changed. Copies have its settings, but not its number of
+    steps and its moments. Raises ValueMismatchError for a value that is not an
+    optimizer, a `LossScaleOptimizer`, a schedule with variables, or an unusual `build`.
     """
 
     @classmethod
     def of(cls, optimizer: "OptimizerLike | OptimizerSpec") -> "OptimizerSpec":
-        """Return the spec of an optimizer, which may be one already."""
+        """Return the spec of an optimizer. A spec is returned unchanged."""
         return optimizer if isinstance(optimizer, cls) else cls(optimizer)
 
     def __init__(self, optimizer: OptimizerLike) -> None:
@@ -65,8 +64,8 @@ class OptimizerSpec:
         if not is_number:
             _check_schedule(rate)
         bare = keras.optimizers.Optimizer(0.1)
-        # Private names of the base class are its variables and their bookkeeping.
-        # Copies have their own, and their own cache of excluded variables.
+        # Private attributes of the base class are its variables and their bookkeeping.
+        # Copies have other variables, and another cache of excluded variables.
         left_out = {name for name in vars(bare) if name.startswith("_")}
         left_out |= {"built", "_exclude_from_weight_decay_cache"}
         self._settings = {
@@ -85,19 +84,19 @@ class OptimizerSpec:
 
     @property
     def plain_rate(self) -> float | None:
-        """The learning rate of SGD without other settings, or None."""
+        """Learning rate of SGD without other settings. None for other optimizers."""
         plain = OptimizerSpec(keras.optimizers.SGD(0.0, name=self._name))
         is_plain = self._class is plain._class and self._settings == plain._settings
         return self.rate.value if is_plain and self.rate else None
 
     @property
     def rate(self) -> Number | None:
-        """The learning rate. None if it is a schedule, or if there are several."""
+        """Learning rate as a number. None for a schedule or a MultiOptimizer."""
         is_one = isinstance(self._rate, Number) and not self._inner
         return self._rate if is_one else None
 
     def refuse(self, where: str, **reasons: str) -> None:
-        """Raise ValueMismatchError for a setting that would not work as in `fit`."""
+        """Raise ValueMismatchError if the optimizer has a setting in `reasons`."""
         specs = (self, *self._inner.values())
         for name, reason in reasons.items():
             if any(spec._settings.get(name) for spec in specs):
@@ -107,9 +106,9 @@ class OptimizerSpec:
                 )
 
     def stamp(self, model: Model) -> "StampedOptimizer":
-        """Add the optimizer, and variables for a model, to the current graph.
+        """Add the optimizer, and variables for a model's weights, to the current graph.
 
-        A learning rate that is a number is 0 there until it is assigned.
+        If the learning rate is a number, it is 0 until `assign_rate` or `assign_state`.
         """
         return StampedOptimizer(
             self._copy(0.0) if self.rate else self.copy(),
@@ -118,14 +117,14 @@ class OptimizerSpec:
         )
 
     def initial_state(self, model: Model) -> tuple[Any, ...]:
-        """Return `StampedOptimizer.read_state` for a model's present weights."""
+        """Return the variables before the first step, in `read_state`'s order."""
         optimizer = self.copy()
         optimizer.build(list(model.trainable_variables))
         return tuple(_numpy_of(optimizer.variables))
 
     def describe_for_graphs(self) -> Any:
-        """Return the settings that graphs depend on; see `trace_keys.Described`."""
-        if self._inner:  # their rates are constants
+        """Return the settings that graphs depend on. Equal optimizers share graphs."""
+        if self._inner:  # graphs have their learning rates as constants
             raise UndescribedError("several optimizers")
         # Keras counts the names of optimizers.
         settings = {k: v for k, v in self._settings.items() if k != "name"}
@@ -133,7 +132,7 @@ class OptimizerSpec:
         return {name: v for name, v in described.items() if name != "_name"}
 
     def copy(self) -> Any:
-        """Return an optimizer with these settings, which is not yet built."""
+        """Return a Keras optimizer with these settings, which is not yet built."""
         is_number = isinstance(self._rate, Number)
         return self._copy(self._rate.value if is_number else self._rate)
 
@@ -152,12 +151,12 @@ class OptimizerSpec:
 
 
 class StampedOptimizer:
-    """An optimizer with variables of its own in one graph; see `OptimizerSpec.stamp`.
+    """An optimizer and its variables in one graph; see `OptimizerSpec.stamp`.
 
     Args:
-        optimizer: The optimizer, not yet built. It is owned.
-        references: The model's variables. Its own variables have their paths and
-            constraints, which an optimizer may read.
+        optimizer: Optimizer that is not yet built. This object takes ownership of it.
+        references: Variables of the model. The new variables for weights get their
+            paths and constraints, which an optimizer may read.
         starts_from_weights: Whether `build` computes variables from the weights.
     """
 
@@ -179,39 +178,39 @@ class StampedOptimizer:
     def start(self, weights: Sequence[Any], *, begins_anew: bool = True) -> None:
         """Assign the weights before the first step.
 
-        If `begins_anew`, the optimizer's own variables are reset. Some optimizers
-        compute them from the weights.
+        If `begins_anew`, an optimizer computes its variables from the weights if it
+        does so.
         """
         self.assign_weights(weights)
         if self._starts_from_weights and begins_anew:
             _build_again(self._optimizer, self._weights, self._num_before_build)
 
     def assign_weights(self, values: Sequence[Any]) -> None:
-        """Give the weights values."""
+        """Assign values to the weights."""
         _assign(self._weights, values)
 
     def assign_state(self, values: Sequence[Any]) -> None:
-        """Give the optimizer's own variables values, in the order of `read_state`."""
+        """Assign values to the optimizer's own variables, in `read_state`'s order."""
         _assign(self._optimizer.variables, values)
 
     def assign_rate(self, rate: Any) -> None:
-        """Give the learning rate a value."""
+        """Set the learning rate."""
         self._optimizer.learning_rate = rate
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return the loss whose gradients `apply` takes."""
+        """Return the loss, times the optimizer's `loss_scale_factor` if it has one."""
         return self._optimizer.scale_loss(loss)
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        """Take one step against the gradients, one for each weight.
+        """Take one step against the gradients of a scaled loss, one for each weight.
 
         A weight whose gradient is None stays as it is.
         """
-        # As in `fit`, so a user's class can override it.
+        # `fit` calls this method, which a user's class may override.
         self._optimizer.apply_gradients(zip(gradients, self._weights, strict=True))
 
     def finish(self) -> tuple[tf.Tensor, ...]:
-        """Return the weights as `fit` leaves them: with `use_ema` their averages."""
+        """Return the weights as `fit` leaves them. With `use_ema` they are averages."""
         self._optimizer.finalize_variable_values(self._weights)
         return self.read_weights()
 
@@ -220,14 +219,15 @@ class StampedOptimizer:
         return _read(self._weights)
 
     def read_state(self) -> tuple[tf.Tensor, ...]:
-        """Return iteration, learning rate, moments and so on, as they are here."""
+        """Return the optimizer's variables, such as its step count and moments."""
         return _read(self._optimizer.variables)
 
 
 def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
-    """Return the server's step by a `Delta`, and the optimizer's initial variables.
+    """Return the server's step as a function, and its optimizer's first variables.
 
-    The delta is minus the gradient. The variables are in Keras' order. Running
+    The function takes weights, the optimizer's variables and a `Delta`, which is minus
+    the gradient. It returns new weights and variables, in Keras' order. Running
     statistics move by the delta.
     """
     optimizer.refuse(
@@ -257,9 +257,9 @@ def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
 def read_plain_rate(
     model: Model, optimizer: float | keras.optimizers.Optimizer | None
 ) -> float:
-    """Return the learning rate of SGD without other settings, or raise ConfigError.
+    """Return the learning rate of plain SGD, or raise ConfigError.
 
-    An `optimizer` of None takes the model's compiled optimizer.
+    `optimizer` is SGD or its rate, or None for the model's compiled optimizer.
     """
     rate: Any = model.compiled_optimizer if optimizer is None else optimizer
     if isinstance(rate, keras.optimizers.Optimizer):
@@ -284,7 +284,7 @@ def _named(name: str) -> keras.optimizers.Optimizer:
 
 
 def _read_inner(optimizer: Any) -> dict[int, OptimizerSpec]:
-    """Return a MultiOptimizer's inner optimizers, by the `id` of the user's object."""
+    """Return a MultiOptimizer's inner optimizers by the `id` of the user's object."""
     if not isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return {}
     if not isinstance(optimizer._optimizer_map, keras.optimizers.OptimizerMap):
@@ -309,14 +309,14 @@ def _copied(value: Any) -> Any:
 
 
 def _leaves(optimizer: Any) -> list[Any]:
-    """Return the optimizers that update variables: this one, or its inner ones."""
+    """Return the optimizers that update variables: this one, or its inner parts."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return optimizer.optimizers
     return [optimizer]
 
 
 def _variable_like(reference: Any) -> Any:
-    """Return a zero variable that an optimizer treats like another variable."""
+    """Return a variable of zeros that an optimizer treats like `reference`."""
     scope, _, _ = reference.path.rpartition("/")
     # With "/" at its end, TensorFlow adds no number to a name that exists.
     with tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
@@ -332,7 +332,6 @@ def _variable_like(reference: Any) -> Any:
 def _exclude_alike(
     optimizer: Any, references: Sequence[Any], variables: Sequence[Any]
 ) -> None:
-    """Exclude from weight decay the variables whose references the user excluded."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay", set[Any]())
     optimizer._exclude_from_weight_decay = {
         optimizer._var_key(variable)
@@ -354,9 +353,9 @@ def _check_schedule(schedule: Any) -> None:
 def _starts_from_weights(spec: OptimizerSpec) -> bool:
     """Return whether `build` computes variables from the weights it receives.
 
-    An example is ScheduleFreeAdamW. In a graph, `build` makes the variables before the
+    ScheduleFreeAdamW is an example. In a graph, `build` makes the variables before the
     weights have values, so `_build_again` runs it later. Raises ValueMismatchError if
-    the second run gives other values, or if some variables are not made by `build`.
+    the second run gives other values, or if `build` does not make all variables.
     """
     variable: Any = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
     first, second = spec.copy(), spec.copy()
@@ -391,7 +390,7 @@ def _check_variables(optimizer: Any, weight: Any) -> None:
 
 
 def _build_again(optimizer: Any, weights: Sequence[Any], num_before: int) -> None:
-    """Run `build` again, once weights have values, over the variables that it made."""
+    """Run `build` again, once weights have values, on the variables that it made."""
     existing = iter(optimizer.variables[num_before:])
     optimizer.built = False
     vars(optimizer)["add_variable"] = lambda *_, **__: next(existing)

@@ -31,7 +31,7 @@ from ray_fed.learning.checks import check_positive
 from ray_fed.observability.timeline import new_figure
 
 Parts: TypeAlias = list[NDArray[np.int64]]
-"""The indices of each client's examples."""
+"""Indices of each client's examples."""
 
 __all__ = [
     "dirichlet",
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _TRIES = 100
-"""Draws of a Dirichlet partition until every client has enough examples."""
+"""Number of draws of a Dirichlet partition until every client has enough examples."""
 
 
 @tracebacks.shorten
@@ -55,18 +55,18 @@ def dirichlet(
     seed: int = 0,
     min_examples: int = 1,
 ) -> Parts:
-    """Divide each label among clients by shares from a Dirichlet distribution.
+    """Divide each label's examples among clients by shares of a Dirichlet distribution.
 
     The sizes of clients differ. `split_by_label` makes clients of equal size.
 
     Args:
-        labels: The labels of all examples, of any dtype that has an order, [n].
-        num_clients: The number of clients, >= 1.
-        alpha: The concentration, > 0. With a small value, few clients share a label.
-            With a large value, all clients have similar labels.
-        seed: The seed of the partition, >= 0.
-        min_examples: The least number of examples of a client. Partitions are drawn
-            until each client has this many.
+        labels: Labels of all examples, of any dtype that has an order, [n].
+        num_clients: Number of clients, >= 1.
+        alpha: Concentration, > 0. With a small value, few clients share a label. With a
+            large value, all clients have similar labels.
+        seed: Seed of the partition, >= 0.
+        min_examples: Least number of examples of a client. Partitions are drawn until
+            each client has this many.
 
     Returns:
         The indices of each client's examples, in random order.
@@ -94,7 +94,7 @@ def dirichlet(
             return joined
     raise errors.ConfigError(
         f"Expected at least {min_examples} examples for each of {num_clients} clients,"
-        f" found none such in {_TRIES} draws: raise `alpha`, or lower one of these."
+        f" found fewer in each of {_TRIES} draws: raise `alpha`, or lower a number."
     )
 
 
@@ -105,11 +105,11 @@ def shards(
     """Sort examples by label, cut them into shards, and give each client some shards.
 
     Args:
-        labels: The labels of all examples, of any dtype that has an order, [n].
-        num_clients: The number of clients, >= 1.
-        shards_per_client: The number of shards of a client, >= 1. A client has about
-            this many labels.
-        seed: The seed of the partition, >= 0.
+        labels: Labels of all examples, of any dtype that has an order, [n].
+        num_clients: Number of clients, >= 1.
+        shards_per_client: Number of shards of a client, >= 1. A client has about this
+            many labels.
+        seed: Seed of the partition, >= 0.
 
     Returns:
         The indices of each client's examples, in random order.
@@ -140,12 +140,12 @@ def log_normal(
     """Divide examples at random among clients whose sizes are log-normal.
 
     Args:
-        num_examples: The number of examples, at least `num_clients`. Each client has at
+        num_examples: Number of examples, at least `num_clients`. Each client has at
             least one example.
-        num_clients: The number of clients, >= 1.
-        sigma: The standard deviation of the logarithm of a size, > 0. With 1.5, the
-            largest of 1,000 clients is about a hundred times the median.
-        seed: The seed of the partition, >= 0.
+        num_clients: Number of clients, >= 1.
+        sigma: Standard deviation of the logarithm of a size, > 0. With 1.5, the largest
+            of 1,000 clients is about a hundred times the median.
+        seed: Seed of the partition, >= 0.
 
     Returns:
         The indices of each client's examples, in random order.
@@ -169,7 +169,7 @@ def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
     """Return the indices of each owner's examples, by owner. Both are in order.
 
     Args:
-        owners: The owner of each example, such as a writer or a device, [n].
+        owners: Owner of each example, such as a writer or a device, [n].
 
     Raises:
         ConfigError: An example has no owner, or owners have several types.
@@ -189,9 +189,9 @@ def draw_labels(
     """Plot a partition: a bar for each client, with a section for each label.
 
     Args:
-        parts: The indices of each client's examples.
-        labels: The labels of all examples.
-        path: The path of the picture. Its suffix decides the format.
+        parts: Indices of each client's examples.
+        labels: Labels of all examples.
+        path: Path of the picture. Its suffix decides the format.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -240,11 +240,11 @@ def split_by_label(
     used up, the mix is scaled to the remaining labels.
 
     Args:
-        labels: The labels of all examples, of any dtype that has an order, [n].
-        num_clients: The number of clients, 1 to n. Their sizes differ by at most one.
-        alpha: The concentration, > 0. With a small value, a client has few labels. With
-            a large value, all clients have similar labels.
-        seed: The seed of the partition, >= 0.
+        labels: Labels of all examples, of any dtype that has an order, [n].
+        num_clients: Number of clients, 1 to n. Their sizes differ by at most one.
+        alpha: Concentration, > 0. With a small value, a client has few labels. With a
+            large value, all clients have similar labels.
+        seed: Seed of the partition, >= 0.
 
     Returns:
         The indices of each client's examples, in random order.
@@ -287,9 +287,9 @@ def _read_labels(given: Any, name: str) -> NDArray[Any]:
         are_whole = False
     if not are_whole:
         raise errors.ConfigError(
-            f"Expected labels of one kind as `{name}`, and none missing, found others:"
-            " leave such examples out, such as by `dropna`, or make text of all, such"
-            " as by `astype(str)`."
+            f"Expected labels of one type as `{name}`, found missing labels or several"
+            " types: leave examples out, such as by `dropna`, or convert all labels to"
+            " text, such as by `astype(str)`."
         )
     return labels
 

@@ -1,4 +1,4 @@
-"""The pair of computations that a federated algorithm is."""
+"""Learning processes: a federated algorithm as two computations, with its facts."""
 
 # pyright: reportUnknownLambdaType=false
 
@@ -18,12 +18,12 @@ from ray_fed.observability import reprs
 
 
 class ClientBytes(NamedTuple):
-    """The bytes that one client of a federation would receive and send in a round.
+    """The bytes that one client of a real federation would receive and send in a round.
 
     Attributes:
-        sent: The size of the sent tensors that the client's work uses.
-        returned: The size of its update, as the aggregator sends it, of its weight, and
-            of the sums behind metrics.
+        sent: Size of the tensors from the server that the client's work uses.
+        returned: Size of the client's result: its update in the form that the
+            aggregator sends, its weight, and the sums behind metrics.
     """
 
     sent: int
@@ -31,17 +31,22 @@ class ClientBytes(NamedTuple):
 
 
 class Paces(NamedTuple):
-    """The orders of clients of a paced process, beside the state and their data.
+    """The orders that a schedule of `devices` gives to clients in a round.
+
+    A process with orders is called paced. It tells each client from which earlier state
+    of the server to begin, or how many epochs to do:
 
         next  (<state@SERVER, <state, ...>@SERVER, T@CLIENTS, data> -> as before)
 
-    T is `<start=i32, scale=f32>` with starts, and `<epochs=i32>` with epochs.
+    The type T of an order is `<start=i32, scale=f32>` if there are earlier states, and
+    `<epochs=i32>` if epochs are limited.
 
     Attributes:
-        num_starts: The number of earlier states. A client works from the one at `start`
-            and its update is multiplied by `scale`. 0: all work from the state itself.
-        moves_to: Whether an update leads from the state to the client's weights. If it
-            is not, the update is the change from the client's start.
+        num_starts: Number of earlier states. A client works from the state at index
+            `start`, and its update is multiplied by `scale`. 0: all work from the
+            newest state.
+        moves_to: Whether an update leads from the newest state to the client's weights.
+            Otherwise it is the change from the client's start.
         limits_epochs: Whether each client makes `epochs` passes.
     """
 
@@ -57,26 +62,27 @@ class LearningProcess:
     Call them as functions, or pass them to any context of federated_language.
 
     Attributes:
-        initialize: The computation of the first state, ( -> state@SERVER).
-        next: The computation of one round, from the state and all clients' data. The
+        initialize: Computation of the first state, ( -> state@SERVER).
+        next: Computation of one round, from the state and all clients' data. The
             function that builds the process describes the results.
-        privacy: The privacy that its rounds spend, or None if they protect no client.
-        initial_client_state: The values of a client before its first round, NumPy
-            arrays. None if clients keep nothing.
-        num_clients: The number of all clients, or None if any number works.
-        facts: The algorithm, its settings and the model, which are only shown.
-        model: The model that it trains. `run` evaluates it on `validation_data`.
+        privacy: Privacy that its rounds spend, or None if they protect no client.
+        initial_client_state: Values of a client before its first round, as NumPy
+            arrays. None: clients keep nothing between rounds.
+        num_clients: Number of all clients, or None if any number works.
+        facts: Texts on the algorithm, its settings and the model, which are only shown.
+        model: Model that it trains. `run` evaluates it on `validation_data`.
         client_bytes: Bytes that each client of a round would receive and send. None if
-            shapes are not fixed, or if the process was not built by `build_process`.
-        personal_weights: The computation (<weights, K> -> weights) of a client's own
-            weights from the server's weights and the values that the client keeps. None
-            if clients have no weights of their own. See `evaluate_personal`.
+            shapes are not fixed, or if `build_process` did not make the process.
+        personal_weights: Computation (<weights, K> -> weights) of a client's own
+            weights from the server's weights and the client's kept values. None:
+            clients have no weights of their own. See `evaluate_personal`.
         has_client_metrics: Whether `next` returns the metrics of each client.
-        trace_client_metrics: Returns the `next` that does so. None if the process was
-            not built by `build_process`.
-        epochs: The passes of a client over its data in a round, which clocks count.
-        pace: Returns the process whose clients get orders: see
-            `composition.Paces`. None if the process was not built by `build_process`.
+        trace_client_metrics: Function that returns a `next` with the metrics of each
+            client. None unless `build_process` made the process.
+        epochs: Number of a client's passes over its data in a round, which clocks
+            count.
+        pace: Function that returns the process with the orders of `processes.Paces`.
+            None unless `build_process` made the process.
     """
 
     initialize: Any
@@ -102,9 +108,8 @@ class LearningProcess:
         """Return this process with training metrics of each client.
 
         Its `next` returns one more result, before the metrics: the metrics of each
-        client's training, at clients. `run` puts them into `record.client_metrics`. A
-        round whose result has values of clients drops no client, whatever
-        `max_dropped_clients` is.
+        client's training, at clients. `run` puts them into `record.client_metrics`. The
+        round then drops no client, whatever `max_dropped_clients` is.
 
         Raises:
             ConfigError: The process was not built by `build_process`.
@@ -137,7 +142,7 @@ class LearningProcess:
 
 
 def check_chosen(process: LearningProcess) -> None:
-    """Raise ConfigError if a guarantee does not hold for clients of a clock."""
+    """Raise ConfigError for a process with noise, whose clients no clock may choose."""
     if process.privacy is not None:
         raise errors.ConfigError(
             "Expected a process without noise, found one whose guarantee assumes"
@@ -148,10 +153,9 @@ def check_chosen(process: LearningProcess) -> None:
 
 
 def build_constants(values: Any) -> Any:
-    """Return the computation ( -> S) of a structure of values.
+    """Return the computation ( -> S) of a structure of numbers and arrays.
 
-    A structure has numbers and arrays. A function is traced and may also return
-    tensors.
+    `values` may be a function, which is traced and may also return tensors.
     """
 
     @rtf.computation
@@ -165,7 +169,7 @@ def build_constants(values: Any) -> Any:
 
 
 def build_initialize(values: Any) -> Any:
-    """Return the computation ( -> S@SERVER) of `build_constants`."""
+    """Return the computation of `build_constants` at the server, ( -> S@SERVER)."""
     make = build_constants(values)
 
     @fl.federated_computation

@@ -1,4 +1,4 @@
-"""q-FedAvg: clients whose loss is high move the weights more, so that losses even out.
+"""q-FedAvg: clients whose loss is high move the weights more, which evens out losses.
 
     client k    D_k = L (w_t - w_k), after local training with rate 1 / L
                 sends F_k(w_t)^q D_k
@@ -30,16 +30,16 @@ from ray_fed.learning.optimizers import (
 from ray_fed.learning.processes import LearningProcess
 
 _LEAST_LOSS = 1e-10
-"""A loss of zero has no power below zero."""
+"""Smallest loss in the formulas, because 0 has no negative powers."""
 
 
 class QFedAvgUpdate(NamedTuple):
     """The update of a client of q-FedAvg.
 
     Attributes:
-        delta: The change of the client's weights, times L and the power of its loss.
-        divisor: h_k of the paper, and 1 if the client has examples, else 0. The server
-            gets their sums.
+        delta: Change of the client's weights, times L and the power of its loss.
+        divisor: h_k of the paper, and 1 if the client has examples, else 0, f32[] each.
+            The server receives their sums.
     """
 
     delta: Delta
@@ -66,12 +66,12 @@ def build_q_fed_avg(
     For other arguments see `build_fed_avg`.
 
     Args:
-        client_optimizer: SGD with a learning rate alone, which is 1 / L of the paper;
-            or this rate, > 0. None: the optimizer that the Keras model was compiled
-            with.
+        client_optimizer: SGD with a learning rate alone, which is 1 / L of the paper.
+            The rate itself, > 0, is also accepted. None: the optimizer that the Keras
+            model was compiled with.
         q: q of the paper, >= 0. With 0 the updates have equal weights. A higher value
             is fairer.
-        aggregator: The aggregation of the weighted deltas, by default their mean.
+        aggregator: Aggregation of the scaled deltas, by default their unweighted mean.
 
     Raises:
         ConfigError: A number is out of its range, the client optimizer has other

@@ -8,9 +8,9 @@ ReferencedCalls   a context of ray_fed: calls return at once, the state stays
 NumberedCalls     a context with `debug`: one call after another, with the same numbers
 ProcessCalls      any other context, or plain functions: one call after another
 
-The threads are daemons: a program that must end at once does not wait for them. After
-the first SIGINT or SIGTERM, the run saves its last round and then lets the signal end
-the program. A second signal ends the program at once.
+The threads are daemons, so they do not keep a program alive that must end at once.
+After the first SIGINT or SIGTERM, the run saves its last round and then lets the signal
+end the program. A second signal ends the program at once.
 """
 
 import concurrent.futures
@@ -44,22 +44,23 @@ _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _SIGNAL_EXIT_BASE = 128
-"""Shells report a program that a signal ended by this plus the signal's number."""
+"""Exit code of a program that a signal ended, in shells, less the signal's number."""
 
 _POLL_S = 0.1
-"""How often `wait_for` looks for a signal, in seconds."""
+"""Seconds after which `wait_for` looks again for a signal."""
 
 
 class StopNow(BaseException):
-    """Ends a call on the main thread that does not end by itself."""
+    """Raised on the main thread to leave a call after a signal."""
 
 
 class Interrupts:
-    """Notes the first signal; on the second, the former handlers take over.
+    """Delays the first SIGINT or SIGTERM to the end of a `with` block.
 
-    This is a context manager. Its end delivers the noted signal: if `raises`, it raises
-    as in a program without a run. It does nothing outside of the main thread. A signal
-    that the program ignores, as under `nohup`, stays ignored.
+    The first signal is noted in `since`. At the end of the block it is delivered if
+    `raises`, as if there were no block. A second signal goes to the program's own
+    handlers at once. Outside of the main thread this does nothing. A signal that the
+    program ignores, as under `nohup`, stays ignored.
     """
 
     def __init__(self, *, raises: bool) -> None:
@@ -128,9 +129,9 @@ class Interrupts:
         raise SystemExit(_SIGNAL_EXIT_BASE + self._number)
 
     def wait_for(self, future: concurrent.futures.Future[_T], grace_s: float) -> _T:
-        """Return the result of a future, and wait at most `grace_s` after a signal.
+        """Return the result of a future, but wait at most `grace_s` after a signal.
 
-        Raises StopNow if the time is over without a result.
+        Raises StopNow if this time is over without a result.
         """
         while not concurrent.futures.wait([future], _POLL_S).done:
             left = self.find_time_left(grace_s)
@@ -139,9 +140,9 @@ class Interrupts:
         return future.result()
 
     def find_time_left(self, limit_s: float) -> float | None:
-        """Return the seconds left of a limit that starts with the first signal.
+        """Return the seconds that are left of `limit_s` after the first signal.
 
-        They are below 0 after the limit. The result is None if no signal came.
+        The result is negative after the limit, and None if no signal came.
         """
         since = self.since
         return None if since is None else since + limit_s - time.monotonic()
@@ -159,7 +160,7 @@ class Interrupts:
 
 
 class WorkThread:
-    """A thread that runs one function after another. It is a context manager."""
+    """A thread that runs functions one after another. It is a context manager."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -170,14 +171,14 @@ class WorkThread:
             task()
 
     def submit(self, work: Callable[[], _T]) -> concurrent.futures.Future[_T]:
-        """Run a function after those submitted before, and return a future."""
+        """Run a function after all functions submitted before. Return its future."""
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
         variables = contextvars.copy_context()  # such as `context.on_workers`
 
         def do() -> None:
             try:
                 future.set_result(variables.run(work))
-            except BaseException as error:  # noqa: BLE001 (told by the future)
+            except BaseException as error:  # noqa: BLE001 (the future raises it)
                 future.set_exception(error)
 
         self._tasks.put(do)
@@ -193,13 +194,13 @@ class WorkThread:
 _reports: contextvars.ContextVar["RoundReports | None"] = contextvars.ContextVar(
     "reports", default=None
 )
-"""The reports of the run that calls a round. The call inherits it."""
+"""Reports of the run that calls a round. The call inherits this variable."""
 
 
 class RoundReports:
-    """An event sink that stores the reports of some calls until they are taken.
+    """An event sink that stores the reports of a run's calls until they are taken.
 
-    Events of other runs are left out: their calls may have the same numbers.
+    Events of other runs are left out, because their calls may have the same numbers.
     """
 
     def __init__(self) -> None:
@@ -207,12 +208,12 @@ class RoundReports:
         self._found: dict[int, RoundReport | None] = {}
 
     def expect(self, number: int) -> None:
-        """Store the report of the next call, of this number, when it comes."""
+        """Prepare to store the report of the next call, which has this number."""
         self._found[number] = None
         _reports.set(self)
 
     def take(self, number: int) -> RoundReport | None:
-        """Return the report of a call, or None, and remove it."""
+        """Return and remove the report of a call, or return None if there is none."""
         return self._found.pop(number, None)
 
     def on_event(self, event: events.Event) -> None:
@@ -228,24 +229,24 @@ class RoundReports:
 
 @dataclasses.dataclass(frozen=True)
 class GoingRound:
-    """A round that was called.
+    """A round that was called and may not be done yet.
 
     Attributes:
-        round_index: The number of rounds of the run before this one.
-        cohort: The indices of its clients, in the order of the call's arguments.
-        state: The state after the round, for the next call. `ProcessCalls.read` reads
-            it.
-        metrics: A future of the plain metrics of the clients' training. If the call
+        round_index: Number of rounds of the run before this round.
+        cohort: Indices of the clients, in the order of the call's arguments.
+        state: State after the round, for the next call. `ProcessCalls.read` reads it.
+        metrics: Future of the plain metrics of the clients' training. If the call
             failed, it has the error.
-        kept: A future of the plain values that the clients keep for later rounds, or
-            None if they keep nothing.
-        client_metrics: A future of the plain metrics of each client, or None if the
+        kept: Future of the plain values that the clients keep for later rounds, or None
+            if they keep nothing.
+        client_metrics: Future of the plain metrics of each client, or None if the
             process does not return them.
-        take_report: Returns the report of the round and removes it. None if there is no
-            report.
-        candidates: The clients that were evaluated for the cohort, see `RoundRecord`.
-        step: The decisions of the clock of devices, or None if the run has no clock.
-        live: The earlier states that running tasks of clients began with, by version.
+        take_report: Function that returns the report of the round, or None, and removes
+            it.
+        candidates: Clients that were evaluated for the cohort, see `RoundRecord`.
+        step: Decisions of the clock of `devices`, or None without a clock.
+        live: Earlier states from which clients still compute, by version, which is the
+            number of rounds before a state.
     """
 
     round_index: int
@@ -263,15 +264,15 @@ class GoingRound:
 class ProcessCalls:
     """Calls the two computations of a process, and the computations of `evaluate`.
 
-    Calls return plain values when they are done. They have no numbers and no events.
-    Threads of the run also use `context`, the caller's default context.
+    A call returns plain values when it is done. It has no number and no events. Threads
+    of the run also use `context`, the caller's default context.
 
     Attributes:
-        first_number: The number of the call of round 0. A resumed run has the number of
-            the run before.
-        bytes_read: The number of bytes of states that this process has read so far.
-        takes_ahead: Whether a round can be called before the round that returns its
-            state is done.
+        first_number: Number of the call of round 0. A resumed run continues with the
+            number of the saved run.
+        bytes_read: Number of bytes of states that this process has read so far.
+        takes_ahead: Whether a round can be called before the previous round, which
+            returns its state, is done.
     """
 
     first_number = 0
@@ -287,11 +288,11 @@ class ProcessCalls:
 
     @property
     def client_bytes(self) -> ClientBytes | None:
-        """The bytes that each client of a round would receive and send."""
+        """Bytes that each client of a round would receive and send, or None."""
         return getattr(self._process, "client_bytes", None)
 
     def subscribe(self, sink: EventSink) -> None:
-        """Send events of calls to a sink until `close`."""
+        """Send the events of calls, if there are any, to a sink until `close`."""
 
     def initialize(self) -> Any:
         """Return the initial state. This must be the first call."""
@@ -304,13 +305,11 @@ class ProcessCalls:
         round_index: int,
         cohort: Sequence[int],
     ) -> GoingRound:
-        """Call a round.
+        """Call the round `round_index` of the clients in `cohort`.
 
-        Raises StopNow if a signal comes before the call ended.
-
-        `clients` are the arguments of `next` after the state. The last one is the data
-        of clients. Before it come the values that clients kept, or the inputs from the
-        clock.
+        `clients` are the arguments of `next` after the state. The last argument is the
+        clients' data. Before it come the values that clients kept, or the orders of the
+        clock. Raises StopNow if a signal comes before a direct call ended.
         """
         with self._interrupts.breaking():
             returned = self.call(round_index, (state, *clients))
@@ -324,7 +323,6 @@ class ProcessCalls:
         read: Callable[[Any], concurrent.futures.Future[Any]],
         take_report: Callable[[], RoundReport | None],
     ) -> GoingRound:
-        """Return a round that was called, from the result of its process."""
         state, *at_clients, metrics = returned
         has_own = getattr(self._process, "has_client_metrics", False)
         own = read(at_clients.pop()) if has_own else None
@@ -334,12 +332,12 @@ class ProcessCalls:
         )
 
     def call(self, round_index: int, arguments: tuple[Any, ...]) -> Any:
-        """Call the process for a round, and return its result."""
+        """Call `next` of the process for a round, and return its result."""
         del round_index
         if isinstance(self._process.next, flf.Computation):
             return self._process.next(*arguments)
-        # A plain function may write to a state that it takes, or has returned, while
-        # the run evaluates and saves that state.
+        # A plain function may write to a state that it received or returned, while the
+        # run evaluates and saves this state. So the function gets and leaves copies.
         state, *clients = arguments
         return copy.deepcopy(self._process.next(copy.deepcopy(state), *clients))
 
@@ -358,7 +356,7 @@ class ProcessCalls:
         return comp(*arguments)
 
     def close(self, num_rounds: int) -> None:
-        """End running calls, and set the context's number of calls to the rounds."""
+        """End running calls. The next call is numbered as after `num_rounds` rounds."""
 
 
 def _done(value: Any) -> concurrent.futures.Future[Any]:
@@ -368,8 +366,9 @@ def _done(value: Any) -> concurrent.futures.Future[Any]:
 
 
 _CALLS_A_ROUND = 10**4
-"""The number of calls that each round has for other purposes, such as `evaluate`. The
-last one is the call before the round."""
+"""Number of calls that each round can make for other purposes, such as `evaluate`. The
+last of these numbers is for the call that evaluates candidates before the round.
+"""
 
 
 def _number_before(round_index: int) -> int:
@@ -377,7 +376,7 @@ def _number_before(round_index: int) -> int:
 
 
 def open_calls(process: LearningProcess, interrupts: Interrupts) -> ProcessCalls:
-    """Return the calls of a process in the default context of this thread."""
+    """Return the object that calls a process in this thread's default context."""
     context = flf.get_context_stack().current
     if isinstance(process.next, flf.Computation):
         if isinstance(context, RayFederatedContext):
@@ -391,9 +390,9 @@ def open_calls(process: LearningProcess, interrupts: Interrupts) -> ProcessCalls
 
 
 class ReferencedCalls(ProcessCalls):
-    """Calls that return references: the state stays where it was made.
+    """Calls a process in a context of ray_fed, where calls return references at once.
 
-    If `owns`, `close` closes the context.
+    The state stays in the object store. If `owns`, `close` also closes `context`.
     """
 
     def __init__(
@@ -406,7 +405,7 @@ class ReferencedCalls(ProcessCalls):
         self._process = process
         self._context = context
         self._owns = owns
-        self.takes_ahead = owns  # `close` ends a call that is not needed
+        self.takes_ahead = owns  # closing the context ends a call that is not needed
         self._reports = RoundReports()
         self._sinks: list[EventSink] = []
         self.subscribe(self._reports)
@@ -475,9 +474,7 @@ class ReferencedCalls(ProcessCalls):
 
 
 class _EvaluationContext(flf.SyncContext):
-    """Calls of `evaluate`.
-
-    Their numbers differ from the numbers of rounds.
+    """A context for the calls of `evaluate`, whose numbers no round has.
 
     Results are plain values. `invoke_at` runs a computation as the call with a number.
     `round_index` is the index of the round whose state is evaluated.

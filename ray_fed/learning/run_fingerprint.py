@@ -1,13 +1,13 @@
-"""What decides the rounds of a run: compared when the run is resumed.
+"""The fingerprint of a run: everything that decides its rounds.
 
-A fingerprint is a flat dictionary of JSON values by name. It has the computations of
-the process, the initial values of its states, the arrangement of the data, the sampler
-and the settings. A resume with another fingerprint is refused, and the error names
-every part that differs.
+A fingerprint is a flat dictionary of JSON values by name. It describes the computations
+of the process, the initial values of its states, the arrangement of the data, the
+sampler and the settings. If the fingerprints of a saved run and its resume differ, the
+resume is refused, and the error names every part that differs.
 
-The initial weights of a Keras model are random unless Keras is seeded, and a resume
-goes on from the saved weights. So weights are left out of the initial state. The other
-initial values are compared only if `initialize` computes something else.
+The initial state is compared without its weights. They are random unless Keras is
+seeded, and a resume continues from the saved weights. The other initial values are
+compared only if `initialize` computes something else.
 """
 
 import json
@@ -52,18 +52,18 @@ _PARTS = {
     "client_state": "the initial value of `{}` in the state of clients",
     "config": "`Config.{}`",
 }
-"""Names of a fingerprint have the form `part:name`; what such a part is called."""
+"""Texts for the names of a fingerprint that have the form `part:name`."""
 
 _INITIAL = ("state:", "client_state:")
 
 
 def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError, with all differences, unless two fingerprints are equal."""
-    found = json.loads(json.dumps(found))  # tuples become lists, as in the saved one
+    found = json.loads(json.dumps(found))  # tuples become lists, as in `saved`
     names = [n for n in {**saved, **found} if saved.get(n) != found.get(n)]
     known = saved.get("initialize")
     is_same_start = known is not None and known == found.get("initialize")
-    if is_same_start or "state_type" in names:  # the leaves say nothing more
+    if is_same_start or "state_type" in names:  # single values explain nothing then
         names = [name for name in names if not name.startswith("state:")]
     names = [name for name in names if name != "initialize"]
     if not names:
@@ -87,7 +87,8 @@ def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -
         )
     raise errors.ConfigError(
         f"Expected to resume the run in `{where}` as it was begun, found other"
-        f" arguments: {told}. Pass those, or another `storage_path`.{then}"
+        f" arguments: {told}. Pass the saved arguments, or another"
+        f" `storage_path`.{then}"
     )
 
 
@@ -97,20 +98,19 @@ def _describe_name(name: str) -> str:
 
 
 def say_how_to_take_over(where: str) -> str:
-    """Return how to begin another run with the model of one that is refused."""
+    """Return how to begin a new run with the model of a run that cannot be resumed."""
     return (
         "To begin anew with its model, pass another `storage_path` and its `state`, of"
         f' `FileProgramStateManager({where!r}, "round_").load_latest({{"state":'
-        ' process.initialize()})` (with `"clients": b""` where clients keep'
-        " something)."
+        ' process.initialize()})`. If clients keep values, add `"clients": b""` to the'
+        " dictionary."
     )
 
 
 class ClientsById(Sequence[Any]):
     """The clients of a mapping by id, as a sequence that reads one client at a time.
 
-    Attributes:
-        ids: The keys of the mapping, in its order.
+    `ids` has the keys of the mapping, in its order.
     """
 
     def __init__(self, clients: Mapping[Any, Any]) -> None:
@@ -128,7 +128,7 @@ class ClientsById(Sequence[Any]):
 
 
 def with_ids(data: Sequence[Any] | Mapping[Any, Any]) -> Sequence[Any]:
-    """Return data of clients as a sequence that knows their ids, if they have any."""
+    """Return data of clients as a sequence that has the clients' `ids`, if known."""
     if isinstance(data, dict):
         return NamedClients(data.values(), data)
     if isinstance(data, Mapping):
@@ -142,7 +142,7 @@ def with_ids(data: Sequence[Any] | Mapping[Any, Any]) -> Sequence[Any]:
 
 
 def describe_process(process: LearningProcess) -> dict[str, Any]:
-    """Return the part of a fingerprint that a process has before it is called."""
+    """Return the facts about a process that a resume of its run compares."""
     kept = process.initial_client_state
     return {
         "state_type": _type_of(process.initialize),
@@ -160,7 +160,7 @@ def _type_of(comp: Any) -> str | None:
 
 
 def _content_of(comp: Any) -> str | None:
-    """Return the identity of a computation, or None for one with Python functions."""
+    """Return a hash of a computation, or None if it has Python functions."""
     if not isinstance(comp, fl.framework.ConcreteComputation):
         return None
     try:
@@ -170,7 +170,7 @@ def _content_of(comp: Any) -> str | None:
 
 
 def describe_state(initial: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the part of a fingerprint that is an initial state, without its weights.
+    """Return the facts about an initial state, except weights, that a resume compares.
 
     `read` reads a state of references into this process.
     """
@@ -183,10 +183,9 @@ def describe_state(initial: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def digest_start(state: Any, client_states: ClientStates | None) -> str:
-    """Return a digest of the values that a run begins with, the same for equal values.
+    """Return a digest of a run's first values. Equal values have equal digests.
 
-    The state has plain values. `client_states` are the values that clients keep, if
-    any.
+    `state` has plain values. `client_states` are the values that clients keep, if any.
     """
     kept = digest_client_states(client_states) if client_states else None
     described = [_describe_leaves("state", state), kept]
@@ -202,10 +201,10 @@ def _describe_leaves(part: str, values: Any) -> dict[str, Any]:
 
 
 def describe_data(data: Sequence[Any]) -> dict[str, Any]:
-    """Return the part of a fingerprint that is data of clients, without reading data.
+    """Return the facts about the clients' data that a resume compares.
 
-    The rows of lists are counted. Other sequences, such as a lazy one, may load a
-    client for each request, and are known by their length and ids alone.
+    No data is read. The rows of lists are counted. Other sequences may load a client
+    for each request, so only their length and ids are compared.
     """
     ids: Any = getattr(data, "ids", None)
     described: dict[str, Any] = {}
@@ -227,7 +226,7 @@ def describe_data(data: Sequence[Any]) -> dict[str, Any]:
 
 
 def find_context() -> ray_fed.ExecutionContext | None:
-    """Return ray_fed's default context, or the context inside it, or None."""
+    """Return the default context if it is ray_fed's or wraps ray_fed's, or None."""
     context = fl.framework.get_context_stack().current
     if isinstance(context, RayFederatedContext):
         context = context.execution_context

@@ -5,11 +5,11 @@
     work thread           +--> evaluate, callbacks,  +--> the same
                                stop?, save
 
-The work after a round overlaps the next round. The work before a round does, too:
-while round r+1 runs, round r+2 is called with the state that r+1 will have, and waits
-for that state alone. Round r+2 is called once the run is known to continue after round
-r. It counts only if the run continues after round r+1, so the result does not depend on
-timing. Arguments, and the names of metrics, are checked before the first round.
+The work after a round overlaps the next round. The work before a round does, too: round
+r+2 is called while round r+1 runs, and waits only for the state that r+1 returns. Round
+r+2 is called once the run is known to continue after round r. Its result is used only
+if the run also continues after round r+1, so results do not depend on timing.
+Arguments, and the names of metrics, are checked before the first round.
 """
 
 # pyright: reportPrivateUsage=false
@@ -124,15 +124,15 @@ class PrivateSampler:
     client takes part once in each pass over all clients.
 
     Attributes:
-        privacy: The guarantee of the process, which decides the size of cohorts.
-        seed: The seed of the cohorts, >= 0.
+        privacy: Guarantee of the process, which decides the size of cohorts.
+        seed: Seed of the cohorts, >= 0.
     """
 
     privacy: SampledGaussian | TreeGaussian
     seed: int
 
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
-        """Draw clients, see `program.Sampler`. `privacy` decides how many."""
+        """Draw the clients of a round, see `program.Sampler`. `k` is not used."""
         del k
         if isinstance(self.privacy, SampledGaussian):
             sampler = PoissonSampler(self.privacy.sampling_probability, self.seed)
@@ -146,7 +146,7 @@ class PrivateSampler:
 def say_who(
     error: BaseException, round_index: int, cohort: Sequence[int], data: Any
 ) -> None:
-    """Add a note to an error: the round of the run, and the clients of its cohort."""
+    """Add a note to an error: the round, and the client that failed or the cohort."""
     place = getattr(getattr(error, "location", None), "client_index", None)
     ids: Sequence[object] = getattr(data, "ids", ())
     if place is None:
@@ -210,7 +210,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_kinds(arguments: Mapping[str, object]) -> None:
-    """Raise ConfigError unless arguments are of their kinds."""
+    """Raise ConfigError unless each argument of `run` has a type that it accepts."""
     for name, value in arguments.items():
         is_right, kind = _KINDS[name]
         if not is_right(value):
@@ -244,10 +244,11 @@ def check_process(process: Any) -> None:
 def check_metrics(
     askers: Sequence[Any], process: LearningProcess, evaluation: Any
 ) -> None:
-    """Raise ConfigError for the name of a metric that no round will have, if known.
+    """Raise ConfigError if a callback or `stop` names a metric that no round has.
 
-    `askers` are callbacks and the `stop` function. Their attribute `monitor`, if they
-    have one, is the name of a metric.
+    `askers` are the callbacks and the `stop` function. Their attribute `monitor`, if
+    they have it, is the name of a metric. Nothing is checked if the names are not
+    known.
     """
     *_, metrics = getattr(_result_type(process), "items", lambda: [("", None)])()
     trained = _metric_names(metrics[1])
@@ -278,7 +279,6 @@ def _result_type(process: Any) -> Any:
 
 
 def _metric_names(metrics: Any) -> list[str] | None:
-    """Return the names of the numbers in metrics, or None if the type has no names."""
     if isinstance(metrics, fl.FederatedType) and metrics.placement == fl.SERVER:
         members = metrics.member
         return _names(members) if isinstance(members, fl.StructType) else None
@@ -295,20 +295,13 @@ def _names(type_spec: fl.StructType) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-    """The arguments of `learning.run` that its rounds follow; see there.
+    """The arguments of `learning.run` that the rounds need; `run` describes them.
 
     Attributes:
-        data: The data of each client, by index.
-        caster: Converts a client's batches to the types that the model takes.
-        cohort_size: The number of clients that the sampler is asked for. None: it
-            decides.
-        checkpoint_every: The number of rounds between two saves, >= 1. None: the latest
-            round is saved as often as the spacing of saves allows.
-        evaluate: The function that takes the state and returns metrics, or None.
-        candidate_evaluation: The evaluation of clients for an adaptive sampler, or None
-            if the sampler is not adaptive.
-        devices: The devices of the clients. None: the run has no clock.
-        schedule: The schedule that the clock follows.
+        data: Data of each client, by index.
+        caster: Function that casts a client's batches to the model's dtypes.
+        candidate_evaluation: Evaluation of clients for an adaptive sampler, or None for
+            another sampler.
         drawn: One integer for each client that was drawn so far. Records of all rounds
             share it, because a round of 1,000 clients would otherwise keep 36 kB of
             integers.
@@ -336,11 +329,12 @@ class RunSpec:
         size: int | None,
         seen: Mapping[int, ClientMetrics] | None = None,
     ) -> list[int]:
-        """Return the indices of a cohort's clients, or of candidates for it.
+        """Return the indices of the clients that the sampler draws.
 
-        `round_index` cohorts were drawn before it. `seen` has the last metrics of
-        clients, for an adaptive sampler. Raises ConfigError if the sampler does not
-        return clients, or returns a client twice.
+        They are a cohort, or the candidates of an adaptive sampler. `round_index`
+        cohorts were drawn before. `seen` has the last metrics of clients, for an
+        adaptive sampler. Raises ConfigError if the sampler returns a client twice, or
+        another value.
         """
         sampler: Any = self.sampler
         given = round_index, len(self.data), size
@@ -351,9 +345,9 @@ class RunSpec:
     def choose(
         self, round_index: int, candidates: Mapping[int, ClientMetrics]
     ) -> list[int]:
-        """Return the indices of clients that an adaptive sampler chooses for a round.
+        """Return the cohort that an adaptive sampler chooses by `candidates`' metrics.
 
-        Raises as `draw` does.
+        Raises ConfigError as `draw` does.
         """
         sampler: Any = self.sampler
         return self._check(sampler.choose(round_index, self.cohort_size, candidates))
@@ -363,13 +357,13 @@ class RunSpec:
         return [self.drawn.setdefault(client, client) for client in cohort]
 
     def read(self, client: int) -> Any:
-        """Return the batches of a client, by its index, as the model takes them."""
+        """Return the batches of a client, by its index, with the model's dtypes."""
         batches = self.data[client]
         is_lazy = not isinstance(self.data, list | tuple | ClientData)
         return self.caster(detach(batches) if is_lazy else batches)
 
     def describe_clock(self) -> dict[str, Any]:
-        """Return the part of the fingerprint that decides the simulated clock."""
+        """Return the facts about the simulated clock that a resume compares."""
         if self.devices is None:
             return {}
         return {
@@ -378,7 +372,7 @@ class RunSpec:
         }
 
     def describe_cohorts(self) -> dict[str, Any]:
-        """Return the part of the fingerprint that decides the cohorts."""
+        """Return the facts about the cohorts that a resume compares."""
         size: Any = len(self.data) if self.cohort_size is None else self.cohort_size
         described: dict[str, Any] = {"seed": self.seed}
         if isinstance(self.sampler, PrivateSampler):
@@ -388,14 +382,14 @@ class RunSpec:
         return described | {"cohort_size": size}
 
     def add_epsilon(self, training: Any, round_index: int) -> Any:
-        """Return a round's metrics, with the privacy that is spent after it, if any."""
+        """Return a round's metrics, with the epsilon spent so far if there is noise."""
         if not isinstance(self.sampler, PrivateSampler):
             return training
         return {**training, "epsilon": self.sampler.privacy.epsilon(round_index + 1)}
 
 
 def describe_run(process: LearningProcess, spec: RunSpec) -> dict[str, Any]:
-    """Return the fingerprint of a run, without the initial state of its server."""
+    """Return a run's fingerprint for a resume, without the server's initial state."""
     return {
         **spec.describe_cohorts(),
         **spec.describe_clock(),
@@ -416,8 +410,9 @@ def choose_sampler(
 ) -> Sampler | AdaptiveSampler:
     """Return the sampler that draws the cohorts of a run.
 
-    Raises ConfigError if there are no clients, if the process needs another number of
-    clients or draws its own cohorts, or if the rounds of the state had other noise.
+    `given` is the user's sampler, or None. Raises ConfigError if there are no clients,
+    if the process needs another number of clients or draws its own cohorts, or if the
+    rounds of `state` had other noise.
     """
     if not num_clients:
         raise errors.ConfigError("Expected clients in `data`, found none.")
@@ -425,8 +420,8 @@ def choose_sampler(
     if wanted is not None and wanted != num_clients:
         raise errors.ConfigError(
             f"Expected data of {wanted} clients, which the process was built for"
-            f" (`num_clients`), found {num_clients}: its steps or its noise would be of"
-            " another size. Build it for these."
+            f" (`num_clients`), found {num_clients}: the size of its steps or its noise"
+            f" depends on this. Build it with `num_clients={num_clients}`."
         )
     privacy = getattr(process, "privacy", None)
     check_noise(privacy, state)
@@ -454,9 +449,10 @@ def begin_clients(
 ) -> ClientStates | None:
     """Return the empty store of the values that clients keep in a run.
 
-    The result is None if clients of the process keep nothing. Raises ConfigError if
-    only one of `state` and `client_states` is passed, or if clients keep nothing, and
-    ValueMismatchError if the values belong to another process or to other clients.
+    `given` are the user's `client_states`, or None. The result is None if clients of
+    the process keep nothing. Raises ConfigError if only one of `state` and
+    `client_states` is passed, or if clients keep nothing, and ValueMismatchError if the
+    values belong to another process or to other clients.
     """
     initial = getattr(process, "initial_client_state", None)
     if initial is None:
@@ -469,15 +465,16 @@ def begin_clients(
     if state is not None and given is None:
         raise errors.ConfigError(
             "Expected `client_states` beside `state`, found none: clients of this"
-            " process go on from what they kept, as the server does."
+            " process continue from their values. Pass"
+            " `client_states=result.client_states`, too."
         )
     ids: Sequence[Any] = getattr(data, "ids", range(len(data)))
     if given is not None:
         check_client_states(given, initial, ids)
         if state is None and len(given.ids):
             raise errors.ConfigError(
-                "Expected `state` beside `client_states`, found none: what clients kept"
-                " goes on with the server's state of the same result. Pass"
+                "Expected `state` beside `client_states`, found none: the values of"
+                " clients belong to the server's state of the same result. Pass"
                 " `state=result.state`, too."
             )
     empty = ClientStates(initial) if given is None else given._emptied(initial)
@@ -492,7 +489,7 @@ _MOST_NUMBERS, _MOST_OF_EACH = 3, 2
 
 
 def show_metrics(record: RoundRecord, evaluated: RoundRecord | None) -> str:
-    """Return the metrics of training and of evaluation in one line, with labels."""
+    """Return the metrics of a round, and of the last evaluated round, in one line."""
     training = _show(record, "training.", "")
     if evaluated is None:
         return "  ".join(training[:_MOST_NUMBERS])
@@ -503,7 +500,6 @@ def show_metrics(record: RoundRecord, evaluated: RoundRecord | None) -> str:
 
 
 def _show(record: RoundRecord, part: str, label: str) -> list[str]:
-    """Return the metrics of one part of a record as texts, without counts."""
     return [
         f"{label}{name.removeprefix(part)} {reprs.show_number(value)}"
         for name, value in record.numbers().items()
@@ -514,22 +510,21 @@ def _show(record: RoundRecord, part: str, label: str) -> list[str]:
 Reason: TypeAlias = Literal["finished", "stopped early", "interrupted"]
 
 _POLL_S = 0.1
-"""How often the loop looks for a signal. The end of a round is noticed at once."""
+"""Seconds after which the loop looks again for a signal."""
 
 _FOLLOW_S, _LEAVE_S = 5.0, 9.0
 """Seconds from a signal: the most that the work after the last round takes, and the
 most that the whole end of the run takes."""
 
 _SAVE_S = 0.5
-"""The least time for the last save, in seconds, however long ago the signal was."""
+"""Least seconds for the last save, however long ago the signal was."""
 
 
 class RunLoop:
-    """Runs the rounds that are left.
+    """Runs the remaining rounds of a run.
 
-    It owns neither `calls` nor `checkpoints`. `work` is the thread that does the work
-    after each round, in the order of rounds. `clock` is the simulated clock of devices,
-    or None.
+    The caller closes `calls` and `checkpoints`. `work` is the thread for the work after
+    each round. `clock` is the simulated clock of `devices`, or None.
     """
 
     def __init__(
@@ -567,7 +562,7 @@ class RunLoop:
         return History(evaluates=self._spec.evaluate is not None)
 
     def begin(self, saved: Reached | None, initial: Any, given: Any) -> None:
-        """Begin with the saved run, or else with the given state, or `initial`."""
+        """Begin with the saved run, or else the user's state `given`, or `initial`."""
         self._bytes_read = self._calls.bytes_read
         state = initial if given is None else given
         self._done = Reached(state, self._no_rounds())
@@ -584,28 +579,28 @@ class RunLoop:
         if self.num_rounds > self._spec.num_rounds:
             _logger.warning(
                 "The run has %d rounds behind it, more than `num_rounds`, which is %d:"
-                " it runs no other, and returns what it has.",
+                " no other round is run, and the result has all saved rounds.",
                 self.num_rounds,
                 self._spec.num_rounds,
             )
 
     @property
     def num_rounds(self) -> int:
-        """The number of rounds that led to the state."""
+        """Number of rounds that led to the current state."""
         history = self._done.history
         return history[-1].round if history else self._first
 
     @property
     def history(self) -> History:
-        """All rounds that count so far."""
+        """All rounds of the run that are complete."""
         return self._done.history
 
     def read_state(self) -> Any:
-        """Return the state after these rounds, as plain values."""
+        """Return the state after the rounds of `history`, as plain values."""
         return self._calls.read(self._done.state)
 
     def run(self) -> Reason:
-        """Run all rounds that are left, and return why the run ended.
+        """Run the remaining rounds, and return why the run ended.
 
         Raises:
             CallbackError: A callback raised.
@@ -662,12 +657,10 @@ class RunLoop:
         return self._wait(None, following, []) or "finished"
 
     def _call(self, state: Any, index: int) -> GoingRound | None:
-        """Call a round.
+        """Call a round, which may still run afterwards.
 
-        Its state may be the reference to a later result.
-
-        If the call failed, the round's `metrics` raise the error. The result is None if
-        a signal ended the call.
+        `state` may be the reference to a later result. If the call fails, the round's
+        `metrics` raise the error. The result is None if a signal ended the call.
         """
         cohort: Sequence[int] = ()
         step: Step | None = None
@@ -709,7 +702,6 @@ class RunLoop:
     def _evaluate(
         self, candidates: Sequence[int], state: Any, index: int
     ) -> Mapping[str, tuple[float, ...]]:
-        """Return metrics of clients before a round; see `RoundRecord.candidates`."""
         found: Any = []
         if candidates:
             data = list(self._read(candidates).values())
@@ -723,12 +715,13 @@ class RunLoop:
         following: concurrent.futures.Future[bool] | None,
         ahead: list[GoingRound | None],
     ) -> Reason | None:
-        """Wait for a round, and for the work after the round before.
+        """Wait for a round, and for the work after the previous round.
 
-        An error of the round is raised only if the run continues after the one before.
-        The result of `following` is whether the run ends. The next round is called and
-        appended to the empty list `ahead` once only the end of this round is missing.
-        Return why the run ends, or None.
+        Return why the run ends, or None if it continues. The result of `following`, the
+        work after the previous round, is whether the run ends. An error of the round is
+        raised only if the run continues after the previous round. Once only the end of
+        this round is missing, the next round is called and appended to the empty list
+        `ahead`.
         """
         returned: list[concurrent.futures.Future[Any] | None] = []
         if going is not None:
@@ -751,7 +744,6 @@ class RunLoop:
         return None
 
     def _may_call_after(self, going: GoingRound) -> bool:
-        """Return whether a round can be called before this one is done."""
         has_more = going.round_index + 1 < self._spec.num_rounds
         # An adaptive sampler waits for the weights after this round.
         has_more = has_more and self._spec.candidate_evaluation is None
@@ -759,7 +751,7 @@ class RunLoop:
         return has_more and is_open and self._calls.takes_ahead
 
     def _leave(self, following: concurrent.futures.Future[bool] | None) -> Reason:
-        """After a signal, give the work after the last round some time."""
+        """Give the work after the last round some time to end, after a signal."""
         if following is None:
             return "interrupted"
         left = self._interrupts.find_time_left(_FOLLOW_S) or 0.0
@@ -778,14 +770,15 @@ class RunLoop:
     ) -> bool:
         """Do the work after a round, and return whether the run ends with it.
 
-        It is called on the work thread. `spent` has the time at which the round's turn
-        came, in seconds since 1970, and the seconds that the round took.
+        This is called on the work thread. `spent` has the time at which the round's
+        turn came, in seconds since 1970, and the seconds that the round took. `kept`
+        has the changed values of clients.
         """
         index = going.round_index
         self._calls.evaluating(index)
         record = self._record(going, *spent)
         with self._lock:
-            if self._is_left:  # too late: the run was saved without this round
+            if self._is_left:  # too late, because the run was saved without it
                 return False
             history = self._done.history.with_round(record)
             self._changed |= kept
@@ -866,7 +859,7 @@ class RunLoop:
         return by_callback or (stop is not None and bool(stop(self.history)))
 
     def _save_last(self) -> None:
-        """Save the last round that counts, within the time that a signal leaves."""
+        """Save the last complete round, within the time that a signal leaves."""
         begun = time.monotonic()
 
         def find_time_left() -> float | None:
@@ -882,7 +875,7 @@ Dataset = Sequence[Any]
 """The data of one client: its batches, each of the model's `batch_type`."""
 
 _OPEN_S = 5.0
-"""Seconds that storage has, after a signal, to return the saved run."""
+"""Seconds that the storage has, after a signal, to return the saved run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -890,12 +883,12 @@ class TrainingResult:
     """The result of a run.
 
     Attributes:
-        history: The records of its rounds, including those before a resume.
-        state: The server's state after the last round, as plain values. With
+        history: Records of the rounds, including the rounds before a resume.
+        state: State of the server after the last round, as plain values. With
             `EarlyStopping(best_weights=...)` it has the weights of the best round.
-        reason: Why it ended: "finished", "stopped early", or "interrupted" by a signal
-            with `on_signal="return"`.
-        client_states: The values that clients keep, by their ids in `data`, or by their
+        reason: Why the run ended: "finished", "stopped early", or "interrupted" by a
+            signal with `on_signal="return"`.
+        client_states: Values that clients keep, by their ids in `data`, or by their
             indices if they have no ids. None if they keep nothing. With a
             `storage_path`, values beyond the bound of memory are in an unnamed file of
             this machine.
@@ -944,79 +937,82 @@ def run(
     SIGINT or SIGTERM saves the run and then ends the program, or only the run with
     `on_signal="return"`. A second signal ends the program at once.
 
-    In a context of ray_fed the state stays in the object store. This process reads it
-    to save it, for callbacks that need it, and at the end.
+    In a context of ray_fed the state stays in the object store. This process reads the
+    state to save it, for callbacks that need it, and at the end.
 
     Args:
-        process: The process, such as `build_fed_avg` returns.
-        data: Each client's batches, by index or by id. Only a cohort's data is read.
+        process: Learning process, such as `build_fed_avg` returns.
+        data: Batches of each client, by index or by id. Only a cohort's data is read.
             Callbacks must not change the data, because the next cohort may be read at
             any time.
-        num_rounds: The number of rounds of the whole run, including those before a
-            resume, >= 0. A run with more saved rounds returns them all, with a warning.
-        cohort_size: The number of clients in a round. They depend on the seed and the
-            round alone. None: all clients. A process with noise chooses its cohorts
+        num_rounds: Number of rounds of the whole run, including the rounds before a
+            resume, >= 0. A run with more saved rounds returns all of them, with a
+            warning.
+        cohort_size: Number of clients in a round. The clients depend on the seed and
+            the round alone. None: all clients. A process with noise chooses its cohorts
             itself, and its metrics have `epsilon`.
-        seed: The seed of the cohorts, >= 0.
-        sampler: An object that draws the cohorts, from `program` or your own. Its
-            method is `sample(round_index, num_clients, k)`, where `k` is `cohort_size`.
-            Or a `program.AdaptiveSampler`, such as `program.PowerOfChoiceSampler`. The
-            clients that it proposes are evaluated before each round, as by
+        seed: Seed of the cohorts, >= 0.
+        sampler: Object that draws the cohorts, from `program` or your own. Its method
+            is `sample(round_index, num_clients, k)`, where `k` is `cohort_size`. A
+            `program.AdaptiveSampler`, such as `program.PowerOfChoiceSampler`, first
+            proposes clients. They are evaluated before each round, as by
             `build_client_eval`, and `record.candidates` has their metrics. A resume
-            compares the fields of a dataclass, or else the sampler's own
-            `__repr__`, or else its attributes. None: `program.UniformSampler(seed)`.
-        storage_path: A path, where `~` is the user's home, or a URI of fsspec, for this
-            run alone. None: nothing is saved.
-        checkpoint_every: The number of rounds between two saves, >= 1. Rounds wait if
-            they are faster than saves. None: the latest round is saved, as often as
+            compares the fields of a dataclass, or else the sampler's own `__repr__`, or
+            else its attributes. None: `program.UniformSampler(seed)`.
+        storage_path: Path, where `~` is the user's home, or URI of fsspec, for this run
+            alone. None: nothing is saved.
+        checkpoint_every: Number of rounds between two saves, >= 1. Rounds wait if they
+            are faster than saves. None: the latest round is saved, as often as
             `checkpoint_spacing_s` says, and no round waits. The last round is always
             saved.
         checkpoint_spacing_s: Without `checkpoint_every`: the least seconds from the
             beginning of a save to the next, >= 0. Only the latest of the rounds that
             end in this time is saved.
-        num_to_keep: The number of saved states to keep, >= 1. None: all.
-        evaluate: A function of the state that returns metrics by name: numbers, arrays,
-            tensors, text, or mappings, lists and tuples of these. On ray_fed's contexts
-            the state has references, which computations take as they are. Other code
-            can use them as arrays and numbers, which reads their values. Or a process
-            for `validation_data`, such as `build_fed_eval` returns. The metrics of
-            `build_client_eval` are summarized by `spread`.
+        num_to_keep: Number of saved states to keep, >= 1. None: all states.
+        evaluate: Function of the state that returns metrics by name: numbers, arrays,
+            tensors, text, or mappings, lists and tuples of these. In ray_fed's contexts
+            the state has references, which computations accept. Other code can use them
+            as arrays and numbers, which reads their values. A process that evaluates
+            `validation_data`, such as `build_fed_eval` returns, is also accepted.
+            `spread` summarizes the metrics of `build_client_eval`.
         validation_data: Data that the server evaluates: a pair `(x, y)`, which is cut
             into batches of 32 rows; a list or a `tf.data.Dataset` of batches; or
             clients, in any form that `data` takes. Arrays are copied before the first
             round. Without `evaluate`, the metrics are as in `build_fed_eval`.
-        evaluate_every: The number of rounds between two evaluations, >= 1.
+        evaluate_every: Number of rounds between two evaluations, >= 1.
         cast: Whether arrays in lists of batches are cast to the model's dtypes if their
             values fit, such as NumPy's int64 and float64, or integers and booleans for
             floats. None: they are cast, and a warning says so once.
         callbacks: Objects with a method `on_round(record)`, see `callbacks.Callback`,
-            such as `callbacks.EarlyStopping`; release managers of federated_language.
-        on_error: With "raise", a callback that raises ends the run, which is saved.
-            With "log", the error is logged.
+            such as `callbacks.EarlyStopping`, or release managers of
+            federated_language.
+        on_error: What follows if a callback raises. "raise" saves and ends the run.
+            "log" logs the error and continues.
         on_signal: What follows the first SIGINT or SIGTERM, once the run is saved.
             "raise" ends the program, as Python does, by KeyboardInterrupt or
             SystemExit. "return" returns the rounds so far with the `reason`
             "interrupted".
-        stop: A function of the history, which is called after each round. The run ends
-            if it returns true.
+        stop: Function of the history, which is called after each round. The run ends if
+            it returns true.
         progress: Whether to show a bar in a terminal or notebook, and lines elsewhere.
-        state: The state to continue from, such as another result's state. Its
-            `round_index` is the number of rounds before. None: `process.initialize()`.
-            A run that is saved at `storage_path` continues instead, with a warning if
-            `state` or `client_states` are not values of that run.
-        client_states: The first values of clients, if the process keeps some, such as
-            the values of another result. A client gets the value of its id, or of its
-            index if `data` is a list. The run changes a copy with the same bound of
-            memory. None: no values yet.
-        devices: The devices of clients. Their simulated clock decides which updates
+        state: State to continue from, such as another result's state. Its `round_index`
+            is the number of rounds before. None: `process.initialize()`. A run that is
+            saved at `storage_path` continues instead, with a warning if `state` or
+            `client_states` are not values of that run.
+        client_states: First values of clients, if the process keeps some, such as the
+            values of another result. A client gets the value of its id, or of its index
+            if `data` is a list. The run changes a copy with the same bound of memory.
+            None: no values yet.
+        devices: Devices of the clients. Their simulated clock decides which updates
             enter a round, and records have the simulated time. None: no clock.
-        schedule: What the clock does: `Synchronous(...)` with a deadline or
-            over-selection, or asynchronous steps, `Buffered(...)`. None:
-            `Synchronous()`, whose rounds have the cohorts of a run without devices, but
-            for clients that are not there or drop out.
+        schedule: Schedule of the clock: `Synchronous(...)` with a deadline or
+            over-selection, or `Buffered(...)` for asynchronous steps. None:
+            `Synchronous()`. Its rounds have the cohorts of a run without devices,
+            except for clients that are not there or drop out.
 
     Returns:
-        The history, the last state, and why the run ended.
+        The history, the last state, why the run ended, and the values that clients
+        keep.
 
     Raises:
         ConfigError: An argument has another type or is out of its range, there is no
@@ -1145,7 +1141,6 @@ def run(
 
 
 def _check_clocked(spec: RunSpec, process: LearningProcess) -> None:
-    """Raise ConfigError unless a clock of devices can decide a run's cohorts."""
     if spec.candidate_evaluation is not None:
         raise errors.ConfigError(
             "Expected a sampler that draws without metrics of clients beside"
@@ -1167,10 +1162,11 @@ def _open(
     calls: ProcessCalls,
     clients: ClientStates | None,
 ) -> tuple[Reached | None, int]:
-    """Return the saved run, see `RunStorage.open`.
+    """Return the saved run and the number of its first call, see `RunStorage.open`.
 
-    A run can be called again with its first values or with its last ones. A warning is
-    logged if `given` has other values, because they are not used.
+    `given` has the `state` and `client_states` that the user passed, or is None. These
+    values are not used if a run is saved. A warning is logged if they are neither the
+    first nor the last values of the saved run.
     """
     fingerprint = {**described, **describe_state(initial, calls.read)}
     start = given and digest_start(calls.read(given[0]), given[1])
@@ -1181,9 +1177,9 @@ def _open(
             known.append(digest_start(calls.read(initial), None))
         if start not in known:
             _logger.warning(
-                "The run goes on from what is saved after round %d. The `state` and"
-                " `client_states` that are given are not used: they are neither what"
-                " the saved run began with nor what it has now. Pass another"
+                "The run continues from its saved state after round %d. The arguments"
+                " `state` and `client_states` are not used, because they are neither"
+                " the first nor the last values of the saved run. Pass another"
                 " `storage_path` to begin with them.",
                 saved.history[-1].round,
             )
@@ -1202,12 +1198,12 @@ def _wait_for(
     interrupts: Interrupts,
     where: object,
 ) -> tuple[Reached | None, int]:
-    """Return the saved run, unless a signal came and storage does not answer."""
+    """Return the saved run, or raise StorageError if no answer follows a signal."""
     try:
         return interrupts.wait_for(opening, _OPEN_S)
     except StopNow:
         raise errors.StorageError(
-            f"Expected to find what is saved in `{where}`, found no answer in"
-            f" {_OPEN_S:g} seconds after a signal: see that the place can be reached,"
-            " and run again. No round was run, and what is saved stays."
+            f"Expected to load the saved run in `{where}`, found no answer in"
+            f" {_OPEN_S:g} seconds after a signal: check that the place can be reached,"
+            " and run again. No round was run, and the saved run stays as it is."
         ) from None

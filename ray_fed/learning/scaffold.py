@@ -5,6 +5,9 @@
                sends y - x and c_i+ - c_i; keeps c_i+
     server     x <- x + eta_g / |S| sum (y - x);   c <- c + 1 / N sum (c_i+ - c_i)
 
+c_i is the control variate of client i, an estimate of its gradient, and c is their
+mean.
+
 Sources:
     Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U.
     Stich, Ananda Theertha Suresh: SCAFFOLD: Stochastic Controlled Averaging for
@@ -41,8 +44,8 @@ class ScaffoldUpdate(NamedTuple):
     """The update of a client of SCAFFOLD.
 
     Attributes:
-        delta: The change of the client's weights.
-        control: The change of the client's control variate.
+        delta: Change of the client's weights.
+        control: Change of the client's control variate.
     """
 
     delta: Delta
@@ -62,27 +65,27 @@ def build_scaffold(
 ) -> LearningProcess:
     """Build SCAFFOLD: stochastic gradient descent with control variates of the clients.
 
-    Each client keeps a control variate between rounds. `next` takes and returns these
-    as a value at clients:
+    Each client keeps its control variate between rounds. `next` takes and returns the
+    control variates, K, as a value at clients:
 
         next  (<ServerState@SERVER, K@CLIENTS, model.data_type> ->
                <ServerState@SERVER, K@CLIENTS, metrics@SERVER>)
 
-    `ClientStates` holds them by client. `state.server` has the server's control variate
-    and the variables of its optimizer. Each client has the same weight, whatever its
-    number of examples. A client without examples changes nothing.
+    `ClientStates` stores a value for each client between rounds. `state.server` has the
+    server's control variate and the variables of its optimizer. Each client has the
+    same weight, whatever its number of examples. Without examples, it changes nothing.
 
     For other arguments see `build_fed_avg`.
 
     Args:
-        client_optimizer: SGD with a learning rate alone, which is eta_l of the paper;
-            or this rate, > 0. None: the optimizer that the Keras model was compiled
-            with.
-        server_optimizer: As for `build_fed_avg`. SGD with the rate eta_g is the step of
-            the paper.
+        client_optimizer: SGD with a learning rate alone, which is eta_l of the paper.
+            The rate itself, > 0, is also accepted. None: the optimizer that the Keras
+            model was compiled with.
+        server_optimizer: Optimizer as for `build_fed_avg`. SGD with the rate eta_g
+            makes the step of the paper.
         num_clients: N of the paper: the number of all clients that ever take part,
             >= 1.
-        aggregator: The aggregation of deltas, by default their unweighted mean.
+        aggregator: Aggregation of deltas, by default their unweighted mean.
 
     Raises:
         ConfigError: A number is out of its range, weights have constraints, the client
@@ -158,7 +161,7 @@ def build_scaffold(
 
 
 def _divided(tensor: Any, by: Any) -> tf.Tensor:
-    """Divide by a number, which may be too large for float16. 0 / 0 is 0."""
+    """Divide by a number that may be too large for float16. 0 / 0 is 0."""
     wide = widened(tensor)
     quotient = tf.math.divide_no_nan(wide, tf.cast(by, wide.dtype))
     return tf.cast(quotient, tensor.dtype)

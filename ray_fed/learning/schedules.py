@@ -5,9 +5,9 @@
 
     version v of the state --start--> task (client, v, begins, ends) --> step u >= v
 
-The simulated clock alone decides. It follows from devices, sampler, schedule and seeds,
-and from nothing that is measured or trained. So a run has the same bits on any number
-of workers, and the clock can be ahead of the work.
+The version of a state is the number of rounds before it. The simulated clock follows
+from devices, sampler, schedule and seeds. Nothing measured or trained changes it. So a
+run has the same bits on any number of workers, and the clock can be ahead of the work.
 
 Sources:
     Keith Bonawitz et al.: Towards Federated Learning at Scale: System Design. MLSys
@@ -47,17 +47,17 @@ from ray_fed.learning.devices import HOUR_S, Devices, Fleet
 from ray_fed.learning.processes import LearningProcess, Paces, check_chosen
 
 Draw = Callable[[int, int | None], list[int]]
-"""Returns the clients of a cohort, by its number and the wanted number of clients."""
+"""Function from the number of a cohort, and its wanted size, to its clients."""
 
 
 class Task(NamedTuple):
-    """The work of one client.
+    """The work of one client from its start to its update, on the simulated clock.
 
     Attributes:
-        number: The number of tasks that began before.
-        client: The index of the client.
-        version: The number of rounds of the run before the state that it works from.
-        begins: Simulated seconds.
+        number: Number of tasks that began before.
+        client: Index of the client.
+        version: Version of the server's state that the client works from.
+        begins: Simulated seconds at which the work begins.
         ends: Simulated seconds at which the update arrives or the client leaves.
         is_lost: Whether the client leaves and sends nothing.
     """
@@ -75,15 +75,16 @@ class Step:
     """The decisions of the clock for a round.
 
     Attributes:
-        clients: The clients whose updates enter, in the order of the call's arguments.
-        told: The order of each client, see `Paces`, or None.
-        versions: The version of the state from which each of them works.
-        time: The simulated seconds of the run after the round.
-        wasted: The simulated seconds of work that ended without entering any round.
-        num_asked: The number of clients that began work.
-        saved: The state of the clock after the round, as JSON.
-        starts: Whether clients work from the states of `versions`, not the newest one.
-        live: The versions from which running tasks work.
+        clients: Clients whose updates enter, in the order of the call's arguments.
+        told: Order of each of these clients, see `processes.Paces`, or None.
+        versions: Version of the state from which each of these clients works.
+        time: Simulated seconds of the run after the round.
+        wasted: Simulated seconds of work that ended without entering any round.
+        num_asked: Number of clients that began work.
+        saved: State of the clock after the round, as JSON.
+        starts: Whether clients work from the states of `versions`. Otherwise all work
+            from the newest state.
+        live: Versions of the states from which running tasks work.
     """
 
     clients: Sequence[int]
@@ -100,20 +101,22 @@ class Step:
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class Synchronous:
-    """Rounds that ask clients at the same time, and end with the last update they take.
+    """Rounds whose clients begin at the same time, on the clock of `devices`.
 
-    A client that cannot begin in the hour of a round does not take part in it. If none
-    can, the round begins at the next full hour in which one can.
+    A round ends with the last update that it takes. A client that cannot begin in the
+    hour of a round does not take part in it. If no client can, the round begins at the
+    next full hour in which one can.
 
     Attributes:
-        over_selection: Of a cohort of n, the round asks `ceil(over_selection * n)`
-            clients and takes the first n updates, >= 1.
-        deadline: The most simulated seconds of a round, > 0. None: as long as it takes.
-        late: The work of a client that cannot do all its epochs by the deadline. With
+        over_selection: Factor on the cohort size n, >= 1. A round asks
+            `ceil(over_selection * n)` clients and takes the first n updates.
+        deadline: Largest number of simulated seconds of a round, > 0. None: no limit.
+        late: Treatment of a client that cannot do all its epochs by the deadline. With
             "leave_out", its work is lost. With "partial", it does as many epochs as it
             can, and its work is lost only if it cannot do one.
-        empty: What happens if clients were asked and no update comes. With "error", the
-            run ends with an error. With "skip", the round has no clients.
+        empty: Treatment of a round in which clients were asked and no update comes.
+            With "error", the run ends with an error. With "skip", the round has no
+            clients.
 
     Raises:
         ConfigError: A field is out of its range.
@@ -139,7 +142,7 @@ class Synchronous:
             )
 
     def pace(self, process: LearningProcess, devices: Devices) -> LearningProcess:
-        """Return the process whose clients follow this schedule.
+        """Return `process`, or a process that gives clients this schedule's orders.
 
         Raises:
             ConfigError: Clients of the process cannot do partial work, or its privacy
@@ -174,8 +177,8 @@ class SynchronousClock:
             return
         if cohort_size is None:
             raise errors.ConfigError(
-                "Expected a `cohort_size` for `over_selection`, found none: the round"
-                " takes the first updates of so many clients."
+                "Expected a `cohort_size` for `over_selection`, found none: it is the"
+                " number of updates that a round takes."
             )
         self._wanted = cohort_size
         self._asked = math.ceil(schedule.over_selection * cohort_size)
@@ -183,19 +186,18 @@ class SynchronousClock:
             raise errors.ConfigError(
                 f"Expected at least {self._asked} clients in `data`, found"
                 f" {num_clients}: a cohort of {cohort_size} with an over-selection of"
-                f" {schedule.over_selection:g} asks so many."
+                f" {schedule.over_selection:g} asks {self._asked} clients."
             )
 
     def begin(self, index: int, saved: bytes | None) -> None:
-        """Continue before a round from a saved step, or begin at time 0."""
+        """Begin at time 0, or at the end of the round that saved `Step.saved`."""
         del index
         self._time = 0.0 if saved is None else json.loads(saved)["time"]
 
     def advance(self, index: int) -> Step:
-        """Return the next round.
+        """Return the clock's decisions for the next round, which has this index.
 
-        Raises ConfigError if no update arrives in time, and the schedule asks for an
-        error.
+        Raises ConfigError if no update arrives in time and `empty` is "error".
         """
         schedule, fleet = self._schedule, self._fleet
         drawn = self._draw(index, self._asked)
@@ -242,7 +244,7 @@ class SynchronousClock:
         )
 
     def _wait_for_one(self, cohort: Sequence[int]) -> list[int]:
-        """Return who of a cohort can begin, after hours in which nobody can."""
+        """Return the clients that can begin, after hours in which none of them can."""
         for _ in range(self._fleet.period + 1):
             there = self._fleet.who_is_there(self._time)
             able = [client for client in cohort if there is None or there[client]]
@@ -260,7 +262,7 @@ Staleness = Literal["constant", "polynomial"] | Callable[[int], float]
 class Buffered:
     """Asynchronous steps: each takes the next `buffer` updates, however old they are.
 
-    `concurrency` clients work at the same time. When one of them ends, another one
+    `concurrency` clients work at the same time. When a client ends, another client
     begins from the newest state. The sampler draws cohorts of `concurrency` clients,
     which begin in an order that is shuffled by the seed of the run. Clients that still
     work, or that are not there in this hour, are passed over.
@@ -270,22 +272,22 @@ class Buffered:
     updates. With the default aggregator and `buffer` updates of weights n_k, the server
     steps by sum_k n_k s(staleness_k) delta_k / sum_k n_k.
 
-    With a buffer of 1 and averages="weights", this is FedAsync: the new weights are
-    (1 - alpha s) w + alpha s w_k, with alpha as the rate of SGD at the server.
+    With a buffer of 1 and averages="weights", this is FedAsync: the new weights are (1
+    - alpha s) w + alpha s w_k, with alpha as the rate of SGD at the server.
 
     Attributes:
-        concurrency: The clients that work at the same time, from 1 to all.
-        buffer: The updates of a step, from 1 to `concurrency`.
-        staleness: The weight of an update by its staleness: "constant" is 1,
-            "polynomial" is (1 + staleness) ** -exponent, and a function of an int
-            returns a number > 0 and <= 1.
-        exponent: >= 0.
-        averages: With "changes", an update is the change from the client's start, as in
-            FedBuff. With "weights", it leads from the newest weights to the client's,
-            as in FedAsync.
-        max_staleness: Work that would become older is given up, >= 0. This bounds the
-            states that live at the same time by `max_staleness` + 1. None: they are
-            bounded by `concurrency` + 1.
+        concurrency: Number of clients that work at the same time, from 1 to all.
+        buffer: Number of updates of a step, from 1 to `concurrency`.
+        staleness: Weight of an update by its staleness: "constant" is 1, "polynomial"
+            is (1 + staleness) ** -exponent, and a function of an int returns a number
+            > 0 and <= 1.
+        exponent: Exponent of "polynomial", >= 0.
+        averages: "changes" or "weights". With "changes", an update is the change from
+            the client's start, as in FedBuff. With "weights", it leads from the newest
+            weights to the client's weights, as in FedAsync.
+        max_staleness: Largest staleness of an update, >= 0. Work that would become
+            older is given up. So at most `max_staleness` + 1 states live at the same
+            time. None: no limit, and at most `concurrency` + 1 states live.
 
     Raises:
         ConfigError: A field is out of its range, or the buffer is larger than the
@@ -314,7 +316,7 @@ class Buffered:
         read_whole_or_none("max_staleness", self.max_staleness, 0)
 
     def weigh(self, staleness: int) -> float:
-        """Return the weight of an update.
+        """Return the weight of an update by its staleness, > 0 and <= 1.
 
         Raises:
             ConfigError: The function `staleness` returns another number.
@@ -333,11 +335,11 @@ class Buffered:
         return float(weight)
 
     def pace(self, process: LearningProcess, devices: Devices) -> LearningProcess:
-        """Return the process whose clients follow this schedule.
+        """Return a process that gives clients this schedule's orders.
 
         Raises:
-            ConfigError: Clients of the process keep values, add noise, or send more
-                than a change of weights.
+            ConfigError: Clients of the process keep values or send more than a change
+                of weights, or the process adds noise.
         """
         del devices
         paces = Paces(self.buffer, moves_to=self.averages == "weights")
@@ -345,11 +347,11 @@ class Buffered:
 
 
 _MOST_DRAWS = 100
-"""Cohorts in a row without a client that can begin."""
+"""Number of cohorts in a row that are searched for a client that can begin."""
 
 
 class BufferedClock:
-    """The clock of `Buffered`: the running tasks, and the tasks that end next.
+    """The clock of `Buffered`. It knows the running tasks, and which tasks end next.
 
     `seed` decides the order in which the clients of a cohort begin. Raises ConfigError
     if there are fewer clients than work at the same time.
@@ -374,22 +376,22 @@ class BufferedClock:
         self.begin(0, None)
 
     def begin(self, index: int, saved: bytes | None) -> None:
-        """See `SynchronousClock`."""
+        """Begin the step `index` at time 0, or with the saved tasks of `Step.saved`."""
         found: dict[str, Any] = {} if saved is None else json.loads(saved)
         self._index = index
         self._time: float = found.get("time", 0.0)
         self._number: int = found.get("number", 0)
         self._under_way = [Task(*task) for task in found.get("under_way", ())]
         self._busy = {task.client for task in self._under_way}
-        # The number of drawn cohorts, and of the seen clients of the last one.
+        # The numbers of drawn cohorts, and of used clients of the last cohort.
         self._drawn, self._seen = found.get("queue", (0, 0))
         self._queue = self._shuffle(self._drawn - 1) if self._drawn else []
         self.check()
 
     def advance(self, index: int) -> Step:
-        """Return the next step.
+        """Return the clock's decisions for the next step, which has this index.
 
-        Raises ConfigError if no client can begin, and no task runs.
+        Raises ConfigError if no client can begin and no task runs.
         """
         schedule, first = self._schedule, self._number
         self._index = index
@@ -401,8 +403,8 @@ class BufferedClock:
             if ended is None and (not is_open or idle_hours > self._fleet.period):
                 raise errors.ConfigError(
                     f"Expected a client that can begin work in step {index + 1}, found"
-                    f" none in {_MOST_DRAWS} cohorts of the sampler: look at its"
-                    " weights, and at the `hours` of devices."
+                    f" none in {_MOST_DRAWS} cohorts of the sampler: check the weights"
+                    " of the sampler, and the `hours` of devices."
                 )
             if ended is None or hour < ended.ends:
                 self._time = hour
@@ -419,9 +421,9 @@ class BufferedClock:
     def check(self) -> None:
         """Raise SavedStateError unless the running tasks can belong to this clock.
 
-        No client has two tasks, no task began after the clock's time or from a state
-        that is not there yet, no task has ended, and there are at most `concurrency`
-        tasks.
+        There are at most `concurrency` tasks, each of another client. No task began
+        after the clock's time or from a state that does not exist yet, and no task has
+        ended.
         """
         tasks = self._under_way
         is_right = (
@@ -439,7 +441,7 @@ class BufferedClock:
             )
 
     def _give_up(self) -> list[float]:
-        """End tasks that would be too old in this step; return their seconds."""
+        """End tasks that would be too old in this step, and return their seconds."""
         most = self._schedule.max_staleness
         old = [
             task
@@ -472,7 +474,7 @@ class BufferedClock:
         return True
 
     def _pick(self) -> int | None:
-        """Return who begins next, or None if nobody can."""
+        """Return the client that begins next, or None if no client can begin."""
         there = self._fleet.who_is_there(self._time)
         num_there = self._num_clients if there is None else int(there.sum())
         num_busy = sum(there is None or bool(there[client]) for client in self._busy)
@@ -489,7 +491,7 @@ class BufferedClock:
         return None
 
     def _shuffle(self, number: int) -> list[int]:
-        """Return a cohort in the order in which its clients begin."""
+        """Draw a cohort, and return it in the order in which its clients begin."""
         cohort = self._draw(number, self._schedule.concurrency)
         order = np.random.default_rng([self._seed, number]).permutation(len(cohort))
         return [cohort[place] for place in order]
@@ -519,7 +521,6 @@ class BufferedClock:
 
 
 def _order(task: Task) -> tuple[float, int]:
-    """Return the sort key of a task among the tasks that end."""
     return task.ends, task.number
 
 
@@ -537,18 +538,19 @@ def _pace(process: LearningProcess, paces: Paces) -> LearningProcess:
 
 
 class LiveStates:
-    """States that later rounds work from, by version.
+    """Server states from which later rounds still work, by version.
 
-    Each state is held from its round until no running task began with it.
+    A state is stored until no running task works from it.
     """
 
     def __init__(self) -> None:
         self.held: Mapping[int, Any] = {}
 
     def tell(self, index: int, state: Any, step: Step) -> list[Any]:
-        """Add the state before a round.
+        """Return the arguments of `next` that give clients the orders of a step.
 
-        Return the arguments of `next` of a paced process before the data, see `Paces`.
+        They are empty for a process that is not paced, see `processes.Paces`. `state`
+        is the state before the round. It is stored if running tasks work from it.
         """
         if step.told is None:
             return []

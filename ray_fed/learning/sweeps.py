@@ -5,10 +5,11 @@
     run_one(rate=0.3, seed=0, storage_path="sweep/rate=0.3,seed=0")
     ...
 
-Trials run one after another in one process, where they share what TensorFlow traced and
-compiled. A trial begins as in a new process: Keras counts names as it did before the
-first trial, random numbers are seeded, and calls of the context are numbered anew. So
-its bits depend on its parameters and seed, and not on the trials before it.
+One run of a sweep is called a trial. Trials run one after another in one process, and
+share what TensorFlow traced and compiled. A trial begins as in a new process: Keras
+counts names as it did before the first trial, random numbers are seeded, and calls of
+the context are numbered anew. So the bits of a trial depend on its parameters and seed,
+and not on the trials before it.
 
     sweep_0.zip             the names of the parameters
     rate=0.1,seed=0/        a run, as `learning.run` saves it
@@ -48,12 +49,12 @@ from ray_fed.program.descriptions import describe_value, digest, find_globals
 _logger = logging.getLogger(__name__)
 
 Value: TypeAlias = bool | int | float | str | None
-"""A value of a parameter."""
+"""Value of a parameter."""
 
 _PLAIN = (bool, int, float, str, types.NoneType)
 _SWEEP, _FINISHED = "sweep_", "finished_"
 _COLUMNS = ("seed", "rounds", "reason", "seconds")
-_MAX_SEED = 2**32 - 1  # of NumPy
+_MAX_SEED = 2**32 - 1  # the limit of NumPy
 
 _CALLS_A_SEED, _SEEDS_APART = 10**5, 9000
 """Numbers of calls that the trials of one seed have, below the numbers of calls that
@@ -65,11 +66,11 @@ class Trial:
     """One run of a sweep.
 
     Attributes:
-        parameters: The values of the parameters by name.
-        seed: The seed.
-        history: The records of the rounds. Empty if the trial failed.
+        parameters: Values of the parameters by name.
+        seed: Seed of the run.
+        history: Records of the rounds. Empty if the trial failed.
         reason: Why the run ended, see `TrainingResult`, or "failed".
-        error: The error of a failed trial, as text. None for other trials.
+        error: Error of a failed trial, as text. None for other trials.
     """
 
     parameters: Mapping[str, Value]
@@ -98,11 +99,11 @@ class SweepResult:
     """The trials of a sweep.
 
     Attributes:
-        trials: The trials in the order in which they ran: all seeds of the first values
-            of the parameters, then all seeds of the next ones.
-        names: The names of the parameters.
+        trials: Trials in the order in which they ran: all seeds of the first values of
+            the parameters, then all seeds of the next values.
+        names: Names of the parameters.
         reason: "finished", or "interrupted" if a signal ended a run that was called
-            with `on_signal="return"`. The interrupted trial and those after it are
+            with `on_signal="return"`. The interrupted trial and the trials after it are
             missing.
     """
 
@@ -135,7 +136,7 @@ class SweepResult:
 
     @tracebacks.shorten
     def summary(self, *metrics: str) -> Any:
-        """Return a pandas DataFrame with a row for the values of the parameters.
+        """Return a pandas DataFrame of means over seeds, by values of the parameters.
 
         Its index has these values. Each metric has three columns: `(metric, "mean")`
         and `(metric, "std")` of the last values over seeds, and `(metric, "count")`,
@@ -160,9 +161,9 @@ class SweepResult:
     def plot(self, *metrics: str) -> Any:
         """Return a matplotlib figure with a panel for each metric.
 
-        A panel has a line for the values of the parameters: the mean over seeds by
-        round. Its band is one sample standard deviation wide on each side. A line has
-        the rounds that all its seeds have.
+        For each combination of the parameters' values, a panel has a line: the mean
+        over seeds by round. Its band is one sample standard deviation wide on each
+        side. A line has the rounds that all its seeds have.
 
         Args:
             *metrics: Names as for `History.values`. By default these are all metrics
@@ -259,28 +260,29 @@ def sweep(
     is called, Keras counts the names of layers as before the first trial, and calls of
     the default context get numbers that depend on the seed alone. So the bits of a
     trial do not depend on other trials. Trials that differ in learning rates alone
-    share traces and kernels, also if each of them builds its own model.
+    share traces and compiled graphs, also if each of them builds its own model.
 
     With a `storage_path`, the same call resumes the sweep. A finished trial is read
     from its folder and is not run again, as long as the context has the same settings
-    and `run_one` is the same function: its code, functions of its module that it calls,
-    and values that it uses, such as numbers, lists and arrays. After a change, or if
-    `run_one` is no plain function or uses an object whose text does not say what it is,
-    such as an optimizer, it is called again, and `learning.run` continues the saved run
-    or refuses it. A trial that was stopped continues from its checkpoint.
+    and `run_one` is the same function. Its code, functions of its module that it calls,
+    and values that it uses, such as numbers, lists and arrays, are compared. After a
+    change, `run_one` is called again, and `learning.run` continues the saved run or
+    refuses it. The same happens if `run_one` is no plain function or uses an object
+    whose text does not describe it, such as an optimizer. A trial that was stopped
+    continues from its checkpoint.
 
     Args:
-        run_one: A function that is called with a value of each parameter, `seed` and
+        run_one: Function that is called with a value of each parameter, `seed` and
             `storage_path`, by name, and returns the result of `learning.run`. It must
             pass `storage_path` on to `learning.run`. This is the trial's own folder, or
             None without a `storage_path` of the sweep.
-        parameters: The values of each parameter: numbers, text, booleans or None. An
-            empty mapping runs each seed once.
-        seeds: The seeds, from 0 to 2**32 - 1, each once.
-        storage_path: A folder for this sweep alone, as a path or a URI of fsspec. A
-            later call may have more or fewer values and seeds. None: nothing is saved.
-        on_error: With "raise", a trial that raises ends the sweep. With "log", the
-            error is logged and the trial counts as failed. The same call runs it again.
+        parameters: Values of each parameter: numbers, text, booleans or None. An empty
+            mapping runs each seed once.
+        seeds: Seeds of the trials, from 0 to 2**32 - 1, each once.
+        storage_path: Folder for this sweep alone, as a path or a URI of fsspec. A later
+            call may have more or fewer values and seeds. None: nothing is saved.
+        on_error: What follows if a trial raises. "raise" ends the sweep. "log" logs the
+            error and counts the trial as failed. The same call runs it again.
 
     Returns:
         The trials. They have no states: read these from the folders of the trials.
@@ -292,7 +294,7 @@ def sweep(
         ValueMismatchError: `run_one` returns another value than a `TrainingResult`.
         StorageError: `storage_path` cannot be read or written.
         KeyboardInterrupt: SIGINT came. It ends the whole sweep. With a `storage_path`,
-            finished trials and the last round of the running one are saved.
+            finished trials and the last round of the running trial are saved.
         SystemExit: SIGTERM came, with the same consequences.
         Exception: An error of `run_one`. A note names the trial.
     """
@@ -368,7 +370,6 @@ def _run_trial(
 def _find_finished(
     place: str, given: Mapping[str, Any], function: str | None
 ) -> Trial | None:
-    """Return a trial that the same function finished, if there is one."""
     noted, _ = Versions(place, _FINISHED).read_latest()
     if noted is None or function is None or noted["function"] != function:
         return None
@@ -402,7 +403,7 @@ def _check_values(name: str, values: Sequence[Any]) -> None:
                 raise errors.ConfigError(
                     f"Expected each value of `{name}` once, found"
                     f" {errors.describe(other)} and {errors.describe(value)}: two"
-                    " trials would be the same one."
+                    " trials would be equal."
                 )
 
 
@@ -468,7 +469,7 @@ def _describe_values(values: Mapping[str, Value]) -> str:
 
 
 def _place_of(root: str, values: Mapping[str, Value]) -> str:
-    """Return the folder of a trial. Its name is the same for any order of names."""
+    """Return the folder of a trial. The order of the parameters does not matter."""
     order = sorted(values, key=lambda name: (name == "seed", name))
     parts = (
         "=".join(urllib.parse.quote(t, safe="+") for t in (n, _to_text(values[n])))
@@ -478,7 +479,7 @@ def _place_of(root: str, values: Mapping[str, Value]) -> str:
 
 
 def _open_storage(root: str, names: list[str]) -> None:
-    """Note the parameters of a sweep, or raise if something else is saved there."""
+    """Save or check the names of a sweep's parameters, or raise ConfigError."""
     sweeps = Versions(root, _SWEEP)
     noted, _ = sweeps.read_latest()
     if noted is None:
@@ -496,7 +497,7 @@ def _open_storage(root: str, names: list[str]) -> None:
 
 
 _LIBRARIES = {"keras", "ray_fed", "tensorflow"}
-"""Texts of their objects do not say all about them, such as the layers of a model."""
+"""Libraries whose objects have texts that do not describe them, such as models."""
 
 
 def _identify(run_one: Any) -> str | None:
@@ -511,7 +512,7 @@ def _identify(run_one: Any) -> str | None:
     unknown: list[str] = []
     seen: dict[Any, Any] = {}
     waiting: list[Any] = [run_one]
-    for function in waiting:  # which grows
+    for function in waiting:  # the list grows in the loop
         if function in seen:
             continue
         used = {**find_globals(function), **inspect.getclosurevars(function).nonlocals}
@@ -536,9 +537,9 @@ def _identify(run_one: Any) -> str | None:
 
 @contextlib.contextmanager
 def _beginning_alike() -> Generator[Callable[[int], None]]:
-    """Give a function that is called with the seed before each trial.
+    """Yield a function of a seed that makes Keras and the context ready for a trial.
 
-    At the end of the block, Keras and the context get their former numbers back.
+    At the end of the block, Keras and the context continue with their former counts.
     """
     uids: Any = "object_name_uids"
     state: Any = global_state

@@ -1,6 +1,6 @@
-"""Tensors of updates and weights: the types to add them up in, and what they must be.
+"""Helpers for the tensors of updates and weights: dtypes for sums, types and checks.
 
-A sum in float16 ends at 65,504, one in bfloat16 has 8 bits.
+Sums need wider dtypes: float16 ends at 65,504, and bfloat16 has 8 bits of precision.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +13,18 @@ _SHORT = (tf.float16, tf.bfloat16)
 
 
 def widened(tensor: Any) -> tf.Tensor:
-    """Return floats of 16 bits as float32, and others as they are."""
+    """Return a tensor of 16-bit floats as float32, and other tensors unchanged."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.cast(tensor, tf.float32) if tensor.dtype in _SHORT else tensor
 
 
 def narrowed(values: Any, like: Any) -> Any:
-    """Return a structure in the types of another one, of tensors or of `specs_of`."""
+    """Cast a structure of tensors to the dtypes of `like`, of tensors or specs."""
     return _cast(values, like, lambda _: True)
 
 
 def averaged(means: Any, like: Any) -> Any:
-    """Return the result of `narrowed` for floats. Means of integers stay unchanged."""
+    """Cast means to the floating dtypes of `like`. Means of integers stay unchanged."""
     return _cast(means, like, lambda dtype: dtype.is_floating)
 
 
@@ -36,7 +36,7 @@ def _cast(values: Any, like: Any, is_cast: Callable[[tf.DType], bool]) -> Any:
 
 
 def specs_of(struct_type: Any) -> Any:
-    """Return the specs of tensors of a type, in its containers."""
+    """Return the `tf.TensorSpec`s of a type, in the type's Python containers."""
     if isinstance(struct_type, fl.TensorType):
         return tf.TensorSpec(list(struct_type.shape or ()), struct_type.dtype)
     elements = [(name, specs_of(member)) for name, member in struct_type.items()]
@@ -51,28 +51,23 @@ def specs_of(struct_type: Any) -> Any:
 def is_finite(tensors: Sequence[Any]) -> tf.Tensor:
     """Return whether all elements of all floats are finite, as a bool[].
 
-    If the sum of finite elements is infinite, the result is false.
+    The result is also false if the elements of a tensor are finite and their sum is
+    not.
     """
-    # One pass and no copy: a number that is not finite makes the sum not finite.
+    # Sums need one pass and no copy. An element that is not finite makes its sum so.
     sums = [_sum_by_axes(widened(t)) for t in tensors if t.dtype.is_floating]
     finite = [tf.math.is_finite(total) for total in sums]
     return tf.reduce_all(tf.stack(finite)) if finite else tf.ones([], tf.bool)
 
 
 def _sum_by_axes(tensor: tf.Tensor) -> tf.Tensor:
-    """Sum a tensor one axis after another.
-
-    XLA adds up rows side by side, but all elements of a tensor one by one.
-    """
+    """Sum a tensor one axis after another, which XLA does faster than all at once."""
     for _ in range(tensor.shape.rank or 0):
         tensor = tf.reduce_sum(tensor, 0)
     return tensor
 
 
 def require(condition: tf.Tensor, message: str, *tensors: Any) -> list[Any]:
-    """Return tensors that exist only if a condition holds.
-
-    Otherwise the computation fails with the message.
-    """
+    """Return the tensors, and let the graph fail with `message` unless `condition`."""
     with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
         return [tf.identity(tensor) for tensor in tensors]

@@ -143,7 +143,7 @@ def test_run_goes_on_from_a_result(
     again = outcome(run(process, clients, storage_path=tmp_path, **given))
 
     assert again == rest
-    assert "given are not used" in caplog.text
+    assert "are not used, because" in caplog.text
 
 
 def test_little_memory_changes_no_bit(
@@ -257,8 +257,8 @@ def test_states_that_do_not_go_with_the_run_are_refused(
         (process, {"client_states": kept}, "`state` beside `client_states`"),
         (averaging, {"client_states": others[0]}, "no `client_states`"),
         (process, {"client_states": 3}, "found 3"),
-        (process, {"client_states": others[0]}, "those of another one"),
-        (process, {"client_states": others[1]}, "those of another one"),
+        (process, {"client_states": others[0]}, "states of another process"),
+        (process, {"client_states": others[1]}, "states of another process"),
         (process, {"client_states": unknown}, "values of 77, 'x', -1: pass"),
     ):
         options: dict[str, Any] = {**given}

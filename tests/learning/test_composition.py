@@ -141,7 +141,7 @@ def test_control_flow_of_users_functions_is_of_tensors(
             id="no weights",
         ),
         pytest.param(
-            {"client": lambda a, b, own: (a, b, own)}, "begin with as `client_state`",
+            {"client": lambda a, b, own: (a, b, own)}, "clients as `client_state`",
             id="nothing to begin with",
         ),
         pytest.param(

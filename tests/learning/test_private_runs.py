@@ -100,7 +100,7 @@ def test_other_number_of_clients_is_refused(
     scaffold = learning.build_scaffold(linear_model, 0.1, num_clients=3)
 
     for built, found in ((process, clients[:5]), (scaffold, clients)):
-        with pytest.raises(errors.ConfigError, match=f"found {len(found)}: its steps"):
+        with pytest.raises(errors.ConfigError, match=f"found {len(found)}: the size"):
             learning.run(built, found, num_rounds=1)
 
 

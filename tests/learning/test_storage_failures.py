@@ -142,7 +142,7 @@ def test_folder_that_is_removed_with_what_clients_keep_is_told(
         return state + 1, kept, {"loss": 1.0}
 
     process = LearningProcess(lambda: 0, advance, initial_client_state=np.zeros(2))
-    with pytest.raises(errors.StorageError, match="found it removed"):
+    with pytest.raises(errors.StorageError, match="found them removed"):
         run(
             process,
             CLIENTS,

@@ -1,4 +1,4 @@
-"""Aggregators turn the updates of clients into one update, and compose.
+"""Aggregators, which combine the updates of clients and can be nested.
 
 clipped(1.0, zeroed(100.0, mean()))    clip, then drop huge updates, then average
 """

@@ -1,8 +1,8 @@
-"""The seam of aggregators, which turn the updates of clients into one.
+"""The base classes of aggregators, and the aggregators that compute means and sums.
 
-Most are sums: `Summed` has a function of a client and a function of the sum. `Prepared`
-changes updates before another aggregator takes them. Every chain ends in a mean, a sum
-or another `Summed`.
+An aggregator combines the updates of a round's clients into one aggregate. Most are
+sums: a `Summed` has a function for a client and a function for the sum over clients. A
+`Prepared` changes updates before its inner aggregator receives them.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -39,18 +39,17 @@ class Aggregation:
     """An aggregator that was built for one type of updates.
 
     Attributes:
-        initialize: The computation of the first state, ( -> S@SERVER).
-        next: The computation of a round. It takes S@SERVER, update@CLIENTS and
+        initialize: Computation of the first state, ( -> S@SERVER).
+        next: Computation of a round. It takes S@SERVER, update@CLIENTS and
             weight@CLIENTS (f32[], where 0 leaves a client out). It returns S@SERVER,
             aggregate@SERVER and metrics@SERVER, a struct by name, which can be empty.
-        privacy: What each round spends, or None if no client is protected.
-        counts_empty_rounds: Whether a round without any example is a round like others.
-            Noise then hides that nobody took part.
-        num_clients: The number of clients that cohorts are drawn from, or None if any
-            number will do.
-        client_state: The values that each client keeps for the aggregator, before its
-            first round: a structure of NumPy arrays. `next` then takes K@CLIENTS last,
-            and returns the new values last. None: clients keep nothing for it.
+        privacy: Privacy that each round spends, or None if no client is protected.
+        counts_empty_rounds: Whether a round without examples is a round like others.
+            This is so with noise, which hides that nobody took part.
+        num_clients: Number of clients to draw cohorts from, or None for any number.
+        client_state: Values that each client keeps for the aggregator, before its first
+            round: a structure of NumPy arrays. `next` then takes K@CLIENTS last, and
+            returns the new values last. None: clients keep nothing for the aggregator.
     """
 
     initialize: Any
@@ -62,29 +61,29 @@ class Aggregation:
 
 
 class Aggregator(abc.ABC):
-    """Turns the updates of clients into one. It is built once their type is known."""
+    """Combines the updates of a round's clients, once it is built for their type."""
 
     @property
     def sums_show_broken(self) -> bool:
-        """Whether a broken update or weight always makes a sum over clients broken.
+        """Whether infinities and NaN in an update or weight always show in a sum.
 
-        Broken numbers are infinite or NaN. If the sums show them, sums over many
-        clients are checked, and single clients only if a sum is broken.
+        If so, sums over many clients are checked first, and single clients only if a
+        sum has infinities or NaN.
         """
         return False
 
     @abc.abstractmethod
     def build(self, update_type: fl.Type, weight_type: fl.Type) -> Aggregation:
-        """Return the aggregation of updates of a type."""
+        """Return the computations that aggregate updates of one type."""
 
     def count_bytes(self, update_type: fl.Type) -> int | None:
-        """Return the bytes of an update as a client of a federation would send it.
+        """Return the bytes of an update as a client of a real federation would send it.
 
-        By default the bytes of its tensors. Override this for updates that are sent in
-        another form.
+        By default these are the bytes of its tensors. Override this for updates that
+        are sent in another form.
 
         Args:
-            update_type: The type of the updates that the aggregator takes.
+            update_type: Type of the updates that the aggregator takes.
 
         Returns:
             The bytes that a client sends, or None if the type does not fix them.
@@ -93,14 +92,12 @@ class Aggregator(abc.ABC):
 
 
 class _Ended(NamedTuple):
-    """The end of an aggregation that has metrics and no state."""
-
     aggregate: Any
     metrics: Any
 
 
 class Summed(Aggregator):
-    """An aggregator of two functions of TensorFlow, `client` and `server`.
+    """An aggregator made of two functions of TensorFlow, `client` and `server`.
 
         class SignMajority(Summed):
             def client(self, update, weight, state):
@@ -109,13 +106,14 @@ class Summed(Aggregator):
             def server(self, sums, state):
                 return tf.nest.map_structure(tf.sign, sums), state, {}
 
-    The results of clients are summed. Types come from tracing. It composes with other
-    aggregators: `clipped(1.0, SignMajority())`.
+    The results of `client` are summed over clients, and `server` receives the sums.
+    Types follow from tracing. A `Summed` can be inside of other aggregators:
+    `clipped(1.0, SignMajority())`.
 
     Attributes:
-        privacy: The privacy that each round spends, or None if no client is protected.
-        counts_empty_rounds: Whether a round without any example is a round like others.
-        num_clients: The number of clients to choose cohorts from. None: any number.
+        privacy: Privacy that each round spends, or None if no client is protected.
+        counts_empty_rounds: Whether a round without examples is a round like others.
+        num_clients: Number of clients to draw cohorts from, or None for any number.
     """
 
     privacy: SampledGaussian | TreeGaussian | None = None
@@ -123,36 +121,37 @@ class Summed(Aggregator):
     num_clients: int | None = None
 
     def initial_state(self) -> Any:
-        """Return the state before any round: arrays or tensors, by default ()."""
+        """Return the state before the first round: arrays or tensors, by default ()."""
         return ()
 
     @abc.abstractmethod
     def client(self, update: Any, weight: Any, state: Any) -> Any:
-        """Return a client's summand: any structure of tensors.
+        """Return the values of a client that are summed: any structure of tensors.
 
         Args:
             update: The client's update, tensors in their containers.
-            weight: f32[], such as its number of examples. 0 leaves the client out.
-            state: of before the round.
+            weight: Weight of the client, f32[], such as its number of examples. A
+                client of weight 0 must not change the sums.
+            state: State before the round.
         """
 
     @abc.abstractmethod
     def server(self, sums: Any, state: Any) -> tuple[Any, Any, Mapping[str, Any]]:
         """Return the aggregate, the new state, and metrics by name.
 
-        If the aggregate has the structure of an update, its floats get the update's
-        dtypes.
+        If the aggregate has the structure of an update, its floats are cast to the
+        update's dtypes.
 
         Args:
-            sums: The sums of the clients' summands, or zeros without clients.
-            state: of before the round.
+            sums: Sums of the values that `client` returned, or zeros without clients.
+            state: State before the round.
         """
 
     def check(self, update_type: fl.Type) -> None:
-        """Raise ValueMismatchError for updates that it cannot take."""
+        """Raise ValueMismatchError if it cannot aggregate updates of a type."""
 
     def restore(self, aggregate: Any, like: Any) -> Any:
-        """Cast an aggregate to the dtypes of an update, which has the specs `like`."""
+        """Cast an aggregate to the dtypes of an update, whose specs are `like`."""
         return averaged(aggregate, like)
 
     @override
@@ -220,24 +219,24 @@ class Summed(Aggregator):
 
 
 class Prepared(Aggregator):
-    """Changes updates, and counts its changes, before another aggregator takes them.
+    """Changes updates before the aggregator `inner` receives them, and counts changes.
 
-    The metrics of `inner` follow its own.
+    Its own metrics come before the metrics of `inner`.
     """
 
     inner: Aggregator
 
     def initial_state(self) -> Any:
-        """Return the state before any round, by default no state."""
+        """Return the state before the first round, by default ()."""
         return ()
 
     @abc.abstractmethod
     def client(self, update: Any, weight: Any, state: Any) -> tuple[Any, Any]:
-        """Return the changed update, and counts, which are summed."""
+        """Return a client's changed update, and counts for the sum over clients."""
 
     @abc.abstractmethod
     def server(self, counts: Any, state: Any) -> tuple[Any, "OrderedDict[str, Any]"]:
-        """Return the new state, and metrics by name."""
+        """Return the new state, and metrics by name, from the summed counts."""
 
     def client_state(self, update_type: fl.Type) -> Any:
         """Return the arrays that a client keeps before its first round, or None."""
@@ -245,9 +244,10 @@ class Prepared(Aggregator):
         return None
 
     def keeping_client(self, update: Any, weight: Any, state: Any, own: Any) -> Any:
-        """Return the result of `client`, and the values that the client keeps.
+        """Return the changed update, counts, and the new values that the client keeps.
 
-        It is called in place of `client` if there is a `client_state`.
+        This replaces `client` if `client_state` returns arrays. `own` has the kept
+        values.
         """
         raise NotImplementedError
 
@@ -256,7 +256,7 @@ class Prepared(Aggregator):
         return self.inner.count_bytes(update_type)
 
     def check_inner(self, inner: Aggregation) -> None:
-        """Raise if the other aggregator cannot take these updates; by default never."""
+        """Raise an error if `inner` does not fit this aggregator; by default never."""
 
     @override
     def build(self, update_type: fl.Type, weight_type: fl.Type) -> Aggregation:
@@ -317,12 +317,12 @@ class Prepared(Aggregator):
 
 
 class Kept(NamedTuple):
-    """The values that clients keep for two parts of a round.
+    """Values that clients keep for two parts, such as an algorithm and its aggregator.
 
     Attributes:
-        first: The arrays that a client keeps for one part before its first round, or
-            None if it keeps nothing for it.
-        second: The arrays of the other part.
+        first: Arrays that a client keeps for the first part before its first round, or
+            None if it keeps nothing for this part.
+        second: The same for the second part.
     """
 
     first: Any
@@ -330,12 +330,12 @@ class Kept(NamedTuple):
 
     @property
     def state(self) -> Any:
-        """A pair of the parts' arrays, the arrays of the only part, or None."""
+        """Arrays of both parts as a pair, the arrays of the only part, or None."""
         parts = [part for part in self if part is not None]
         return tuple(parts) if len(parts) > 1 else next(iter(parts), None)
 
     def split(self, values: Any) -> tuple[list[Any], list[Any]]:
-        """Return the values at clients of each part: one value, or no value."""
+        """Return a list for each part: its values at clients, or empty without any."""
         if self.first is not None and self.second is not None:
             return [values[0]], [values[1]]
         return (
@@ -344,7 +344,7 @@ class Kept(NamedTuple):
         )
 
     def join(self, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-        """Join the new values at clients, which one function returns for each part."""
+        """Join the new values at clients, which `first` and `second` return by part."""
         pairs = zip(self, (first, second), strict=True)
         values = tuple(read() for part, read in pairs if part is not None)
         return fl.federated_zip(values) if len(values) > 1 else next(iter(values), None)
@@ -357,9 +357,9 @@ def build_next(
     weight_type: fl.Type,
     client_state: Any,
 ) -> Any:
-    """Return `next` of an aggregation.
+    """Return the computation `next` of an aggregation.
 
-    `combine` maps the state, updates, weights and kept values to the state, the
+    `combine` maps the state, updates, weights and kept values to the new state,
     aggregate, metrics and kept values. Kept values are None if clients keep nothing.
     `client_state` has the arrays that a client keeps before its first round.
     """
@@ -385,14 +385,14 @@ def build_next(
 
 
 def type_of_arrays(arrays: Any) -> fl.Type:
-    """Return the type of a structure of arrays."""
+    """Return the federated_language type of a structure of arrays."""
     return fl.to_type(
         tf.nest.map_structure(lambda a: fl.TensorType(a.dtype.type, a.shape), arrays)
     )
 
 
 def _trace(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
-    """Return a client's computation. Without a state, it takes no state."""
+    """Trace `client`. The computation has no parameter for an empty state."""
     if is_empty(state_type):
         return rtf.computation(
             lambda update, weight: client(update, weight, ()), *given
@@ -405,7 +405,7 @@ def _trace(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
 
 
 def _trace_keeping(client: Callable[..., Any], state_type: Any, *given: fl.Type) -> Any:
-    """Return the computation of a client. It takes the values it keeps third."""
+    """Trace a client that keeps values. They are the computation's third parameter."""
     if is_empty(state_type):
         return rtf.computation(
             lambda update, weight, own: client(update, weight, (), own), *given
@@ -418,7 +418,7 @@ def _trace_keeping(client: Callable[..., Any], state_type: Any, *given: fl.Type)
 
 
 def _trace_end(server: Callable[..., Any], state_type: Any, sums_type: fl.Type) -> Any:
-    """Return a server's computation. Without a state, it takes no state."""
+    """Trace `server`. The computation has no parameter for an empty state."""
     if is_empty(state_type):
         return rtf.computation(lambda sums: server(sums, ()), sums_type)
     return rtf.computation(
@@ -440,8 +440,6 @@ def _is_alike(aggregate: Any, like: Any) -> bool:
 
 
 def _no_measurements() -> Any:
-    """Return an empty struct at the server, inside a federated computation."""
-
     @rtf.computation
     def nothing() -> "OrderedDict[str, Any]":
         return OrderedDict()
@@ -450,9 +448,9 @@ def _no_measurements() -> Any:
 
 
 def _join(own: Any, inner: Any) -> "OrderedDict[str, Any]":
-    """Return the metrics of an aggregator and of the aggregator inside it.
+    """Return the metrics of an aggregator and then the metrics of its inner aggregator.
 
-    A name that the inner one also has gets a suffix such as `_1`, as in Keras.
+    If a name occurs in both, the outer metric gets a suffix such as `_1`, as in Keras.
     """
     inner_metrics: dict[str, Any] = dict(inner or {})
     joined: OrderedDict[str, Any] = OrderedDict()
@@ -466,7 +464,7 @@ def _join(own: Any, inner: Any) -> "OrderedDict[str, Any]":
 def norm_of(update: Any, order: float = 2) -> tf.Tensor:
     """Return the norm of all floats of an update as one vector, f32[].
 
-    An `order` of infinity means the largest absolute value.
+    `order` is 2, or infinity for the largest absolute value.
     """
     if order == math.inf:
         largest = [
@@ -484,7 +482,7 @@ def norm_of(update: Any, order: float = 2) -> tf.Tensor:
 
 
 def scaled(update: Any, factor: Any) -> Any:
-    """Return an update times a number, widened. Integers become float64."""
+    """Return an update times a number, as float32 or wider. Integers become float64."""
 
     def scale(tensor: Any) -> tf.Tensor:
         wide = widened(tensor)
@@ -504,7 +502,7 @@ def statistics_of(update: Any) -> tuple[Any, ...]:
 def refuse_statistics(update_type: fl.Type, name: str, why: str) -> None:
     """Raise ValueMismatchError for updates with running statistics.
 
-    `why` says why the rule called `name` does not preserve them.
+    `why` says why the aggregator `name` cannot average them.
     """
     if found := statistics_of(update_type):
         raise errors.ValueMismatchError(
@@ -517,7 +515,7 @@ def refuse_statistics(update_type: fl.Type, name: str, why: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Summed):
-    """See `mean`."""
+    """The aggregator that `mean` returns."""
 
     weighted: bool = True
 
@@ -543,7 +541,7 @@ class Mean(Summed):
 
 @dataclasses.dataclass(frozen=True)
 class Sum(Summed):
-    """See `sum_of_updates`."""
+    """The aggregator that `sum_of_updates` returns."""
 
     weighted: bool = False
 
@@ -568,7 +566,7 @@ class Sum(Summed):
 
 @dataclasses.dataclass(frozen=True)
 class WithSum(Aggregator):
-    """See `with_sum`."""
+    """The aggregator that `with_sum` returns."""
 
     inner: Aggregator
 
@@ -617,7 +615,7 @@ def _member(update: Any, name: str | None, index: int) -> Any:
 
 
 def inner_or_mean(inner: Aggregator | None) -> Aggregator:
-    """Return the inner aggregator, by default the weighted mean."""
+    """Return the aggregator `inner`, or the weighted mean for None."""
     inner = Mean() if inner is None else inner
     expect_aggregator(inner)
     return inner
@@ -635,7 +633,7 @@ def expect_aggregator(value: object) -> None:
 
 @tracebacks.shorten
 def mean(*, weighted: bool = True) -> Aggregator:
-    """Return the mean of updates.
+    """Return an aggregator that computes the mean of the clients' updates.
 
     Args:
         weighted: Whether the mean is weighted by the clients' weights, such as their
@@ -647,7 +645,7 @@ def mean(*, weighted: bool = True) -> Aggregator:
 
 @tracebacks.shorten
 def sum_of_updates(*, weighted: bool = False) -> Aggregator:
-    """Return an aggregator that sums updates, which have no running statistics.
+    """Return an aggregator that sums updates. It refuses running statistics.
 
     Args:
         weighted: Whether each update is multiplied by its weight. Otherwise updates
@@ -658,10 +656,10 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
 
 @tracebacks.shorten
 def with_sum(inner: Aggregator | None = None) -> Aggregator:
-    """Return an aggregator of pairs, whose second part is summed over clients.
+    """Return an aggregator of updates that are pairs, whose second part is summed.
 
     State and metrics come from `inner`. The second part is neither clipped nor given
-    noise, so `inner` may not promise privacy.
+    noise, so `inner` must not promise privacy.
 
     Args:
         inner: Aggregator of the first part, by default the weighted mean.

@@ -1,6 +1,6 @@
-"""Bounds on updates before they are aggregated: clipping and zeroing by norm.
+"""Bounds on the norm of updates before they are aggregated: clipping and zeroing.
 
-The adaptive bound follows a quantile gamma of the clients' norms:
+The adaptive bound C follows a quantile gamma of the clients' norms:
 
     b_k = 1 if |delta_k| <= C else 0;    C <- C exp(-eta (mean b_k - gamma))
 
@@ -39,7 +39,8 @@ class AdaptiveNorm:
 
     Attributes:
         initial: Bound of the first round, > 0.
-        quantile: gamma of the paper, 0 to 1: the share of clients at or below it.
+        quantile: gamma of the paper, 0 to 1: the share of clients whose norm should be
+            at or below the bound.
         learning_rate: eta of the paper, > 0.
 
     Raises:
@@ -56,20 +57,13 @@ class AdaptiveNorm:
         check_number("quantile", self.quantile, lambda q: 0 <= q <= 1, "from 0 to 1")
 
     def next_bound(self, bound: Any, share_within: Any) -> Any:
-        """Return the bound after a round in which a share of clients was within it."""
+        """Return the bound after a round with a share of clients within `bound`."""
         return bound * tf.exp(-self.learning_rate * (share_within - self.quantile))
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounded(Prepared):
-    """Clips or zeroes updates above a bound, then aggregates; see `clipped`, `zeroed`.
-
-    Attributes:
-        inner: The aggregator of the bounded updates.
-        norm: The bound.
-        kind: The treatment of updates above it.
-        norm_order: Order of the norm of "zeroed" updates, 2 or infinity.
-    """
+    """The aggregator that `clipped` and `zeroed` return. They explain its fields."""
 
     inner: Aggregator
     norm: float | AdaptiveNorm
@@ -121,10 +115,11 @@ class Bounded(Prepared):
 def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator that scales updates with a larger norm down to a bound.
 
-    Metrics: `clip_norm` of the round, `share_clipped` and `mean_norm` of the clients.
+    Its metrics are `clip_norm`, the bound of the round, `share_clipped`, the share of
+    clients above the bound, and `mean_norm`, the mean of the clients' norms.
 
     Args:
-        norm: The bound on the norm of all floats of an update as one vector, > 0, or an
+        norm: Bound on the norm of all floats of an update as one vector, > 0, or an
             `AdaptiveNorm`.
         inner: Aggregator of the clipped updates, by default the weighted mean.
 
@@ -141,14 +136,15 @@ def zeroed(
     *,
     norm_order: float = 2,
 ) -> Aggregator:
-    """Return an aggregator that replaces updates of a large norm by zeros.
+    """Return an aggregator that replaces updates with a larger norm by zeros.
 
-    Metrics: `zero_norm` of the round and `share_zeroed` of the clients.
+    Its metrics are `zero_norm`, the bound of the round, and `share_zeroed`, the share
+    of clients above the bound.
 
     Args:
-        norm: The largest norm that an update may have, > 0, or an `AdaptiveNorm`. All
-            floats of an update are one vector.
-        inner: Aggregator of the remaining updates, by default the weighted mean.
+        norm: Bound on the norm of all floats of an update as one vector, > 0, or an
+            `AdaptiveNorm`.
+        inner: Aggregator of the updates after zeroing, by default the weighted mean.
         norm_order: 2 for the Euclidean norm, which grows with the size of the model, or
             `math.inf` for the largest absolute value of a coordinate, which is the
             default of TensorFlow Federated's `zeroing_factory`.
@@ -166,9 +162,9 @@ def zeroed(
 
 
 def clip(update: Any, bound: Any) -> tuple[Any, Any]:
-    """Return an update scaled down to a bound on its norm, and its former norm.
+    """Scale an update down to a bound on its norm, and return it with its former norm.
 
-    Dtypes are those to add up in, as in `scaled`.
+    Floats become float32 or wider, and integers become float64.
     """
     norm = norm_of(update)
     factor = tf.where(norm > bound, bound / tf.maximum(norm, 1e-30), 1.0)

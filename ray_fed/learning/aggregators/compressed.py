@@ -1,10 +1,8 @@
 """Simulated compression of updates, and the bytes that clients would send.
 
-Nothing is sent here. The server gets the updates as compression would leave them, and
-the bytes that each client would send are counted.
-
-With error feedback, each client keeps the error of compression, and adds it to its next
-update:
+Nothing is sent here. The server receives updates as they would be after compression,
+and the bytes that each client would send are counted. With error feedback, each client
+keeps the error e_k of compression C, and adds it to its next update:
 
     p = delta_k + e_k;    sends C(p);    e_k <- p - C(p)
 
@@ -53,12 +51,12 @@ class Compressed(Prepared):
     """Compresses tensors of floats, except running statistics, then aggregates.
 
     Attributes:
-        inner: The aggregator of the compressed updates.
-        compress: Returns a tensor as the server reads it after compression.
-        size: Returns the bytes of a tensor in its compressed form, from its number of
-            elements and the bytes of one element.
-        error_feedback: Whether clients keep the error that compression makes, for their
-            next update.
+        inner: Aggregator of the compressed updates.
+        compress: Function from a tensor to the tensor that the server reads.
+        size: Function from the number of elements of a tensor, and the bytes of one
+            element, to the bytes of its compressed form.
+        error_feedback: Whether clients keep the error of compression for their next
+            update.
     """
 
     inner: Aggregator
@@ -67,7 +65,7 @@ class Compressed(Prepared):
     error_feedback: bool
 
     def _sizes(self, update: Any) -> list[int]:
-        """Return the bytes of each tensor of an update as sent. Specs work, too."""
+        """Return the bytes in which each tensor of an update, or its spec, is sent."""
         sizes: list[int] = []
         for tensor, is_compressed in _parts_of(update):
             elements = int(np.prod(tensor.shape))
@@ -93,7 +91,7 @@ class Compressed(Prepared):
         return tf.nest.pack_sequence_as(update, left), self._count(update, weight)
 
     def _count(self, update: Any, weight: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the bytes that a client sends, and the bytes of its tensors."""
+        """Return the bytes that a client sends, and the bytes without compression."""
         sent = raw = tf.constant(0.0)
         tensors = tf.nest.flatten(update)
         for tensor, used in zip(tensors, self._sizes(update), strict=True):
@@ -151,18 +149,20 @@ def _parts_of(update: Any) -> list[tuple[Any, bool]]:
 def quantized(
     bits: int, inner: Aggregator | None = None, *, error_feedback: bool = False
 ) -> Aggregator:
-    """Return an aggregator of updates rounded to 2^bits levels between their extremes.
+    """Return an aggregator that rounds each tensor's numbers to 2^bits levels.
 
-    Each number is rounded up or down at random, so that its mean stays. Running
-    statistics are sent unchanged. Metrics of all clients: `bytes_sent`, with eight
-    bytes for the extremes of each tensor, and `bytes_uncompressed`.
+    The levels are evenly spaced from the smallest to the largest number of the tensor.
+    Each number is rounded up or down at random, so that its expected value stays.
+    Running statistics are sent unchanged. Its metrics, summed over clients, are
+    `bytes_sent`, with eight bytes for each tensor's smallest and largest number, and
+    `bytes_uncompressed`.
 
     Args:
-        bits: The bits of each number, 1 to 16.
+        bits: Number of bits of each number, 1 to 16.
         inner: Aggregator of the compressed updates, by default the weighted mean.
         error_feedback: Whether each client keeps the error of rounding, and adds it to
-            its next update. The process then has values of clients, as in
-            `build_scaffold`.
+            its next update. `next` then takes and returns values of clients, as
+            `build_scaffold` describes.
 
     Raises:
         ConfigError: `bits` is out of its range, or `error_feedback` is not a bool.
@@ -191,18 +191,19 @@ def quantized(
 def sparsified(
     share: float, inner: Aggregator | None = None, *, error_feedback: bool = False
 ) -> Aggregator:
-    """Return an aggregator of the largest numbers of each tensor; others are zeros.
+    """Return an aggregator that sends the largest numbers of each tensor alone.
 
-    Running statistics are sent unchanged. Metrics of all clients: `bytes_sent`, with
-    four bytes for the place of each number, and `bytes_uncompressed`.
+    The other numbers become zeros. A number's absolute value decides. Running
+    statistics are sent unchanged. Its metrics, summed over clients, are `bytes_sent`,
+    with four bytes for the place of each number, and `bytes_uncompressed`.
 
     Args:
-        share: The share of a tensor's numbers that are sent, > 0 and <= 1. At least one
+        share: Share of a tensor's numbers that are sent, > 0 and <= 1. At least one
             number is sent.
         inner: Aggregator of the compressed updates, by default the weighted mean.
         error_feedback: Whether each client keeps the numbers that it did not send, and
-            adds them to its next update. The process then has values of clients, as in
-            `build_scaffold`.
+            adds them to its next update. `next` then takes and returns values of
+            clients, as `build_scaffold` describes.
 
     Raises:
         ConfigError: `share` is out of its range, or `error_feedback` is not a bool.

@@ -1,12 +1,12 @@
-"""Means with noise at the server: central differential privacy for clients.
+"""Means with noise from the server, which give clients central differential privacy.
 
     DP-FedAvg   (sum_k clip(delta_k, C) + N(0, (z C)^2)) / m
     DP-FTRL     the same, with the noise of a tree over rounds: sums of rounds 1 to t
                 have the noise of at most log2(t) + 1 nodes
 
-m is `clients_per_round`, whatever the number of clients that took part. With an
-adaptive C, the number of clients within C has noise, too, and the noise of the sum
-grows to pay for it.
+m is `clients_per_round`, whatever the number of clients that took part. An adaptive
+bound C follows the number of clients whose norm is within C. This number also gets
+noise, and the noise of the sum is larger to pay for it.
 
 Sources:
     Brendan McMahan, Daniel Ramage, Kunal Talwar, Li Zhang: Learning Differentially
@@ -53,28 +53,25 @@ from ray_fed.learning.checks import check_number, expect_one_of
 from ray_fed.learning.tensors import specs_of
 
 _LEVELS = 31
-"""Of a tree: as many as the bits of a number of rounds."""
+"""Largest number of levels of a tree: the bits of a round's number."""
 
 _ADAPTIVE = AdaptiveNorm()
 
 
 @dataclasses.dataclass(frozen=True)
 class NoisyMean(Summed):
-    """Clips, sums, adds noise and divides; see `dp_mean` and `dp_ftrl_mean`.
+    """The aggregator of `dp_mean` and `dp_ftrl_mean`, which explain the other fields.
 
-    Its state is a NoiseState. Noise follows from the seed and this state, so a round
-    that is repeated from the same state draws the same noise.
+    The noise follows from the seed and the state, a `NoiseState`. So a round that is
+    repeated from the same state draws the same noise.
 
     Attributes:
-        norm: The bound on a client's update.
-        noise_multiplier: The noise of the sum, without the share of an adaptive bound.
-        clients_per_round: The fixed denominator.
-        seed: The seed of the noise.
-        privacy: The privacy that each round spends.
-        num_clients: The number of clients to choose cohorts from.
-        count_noise: The standard deviation of the noise of an adaptive bound's count.
-        rounds_per_tree: The rounds of a tree. None: each round has noise of its own.
-        counts_empty_rounds: True, because noise hides that nobody was there.
+        norm: Bound on a client's update.
+        noise_multiplier: Noise of the sum, after the share for an adaptive bound.
+        privacy: Privacy that each round spends.
+        count_noise: Standard deviation of the noise of an adaptive bound's count.
+        rounds_per_tree: Number of rounds of a tree. None: each round has its own noise.
+        counts_empty_rounds: True, because noise hides that nobody took part.
     """
 
     norm: float | AdaptiveNorm
@@ -140,7 +137,10 @@ class NoisyMean(Summed):
         return tf.nest.pack_sequence_as(update, noisy), new_state, metrics
 
     def _noise(self, like: Any, place: int, round_index: Any) -> Any:
-        """Return noise of deviation 1 for a round, or the increase of a tree's sum."""
+        """Return the unscaled noise of a round for one tensor of the update.
+
+        With trees, this is the growth of a tree's noise since the previous round.
+        """
         if self.rounds_per_tree is None:
             return self._draw(like, place, round_index, 0)
         tree = round_index // self.rounds_per_tree
@@ -149,11 +149,11 @@ class NoisyMean(Summed):
         return after - self._prefix_noise(like, place, tree, leaf)
 
     def _prefix_noise(self, like: Any, place: int, tree: Any, leaves: Any) -> Any:
-        """Return the sum of the nodes that cover the first leaves of a tree."""
+        """Return the sum of the noise of the nodes that cover a tree's first leaves."""
 
         def add(level: Any, total: Any) -> Any:
             node = tf.bitwise.right_shift(leaves, level)
-            # Odd: the node before it, of this level, ends where the prefix does.
+            # If `node` is odd, the node before it on this level ends the prefix.
             drawn = self._draw(like, place, tree, (level + 1) * 2**24 + node)
             return level + 1, total + tf.cast(node % 2, tf.float32) * drawn
 
@@ -185,23 +185,24 @@ def dp_mean(
     """Return DP-FedAvg's mean: clipped updates, Gaussian noise, a fixed denominator.
 
     The guarantee, `process.privacy.epsilon(state.round_index)`, holds for cohorts that
-    are Poisson samples. Metrics of training, such as the loss, have no noise: they are
-    not part of it. Clients count the same, however many examples they have. Metrics of
-    this aggregator are `clip_norm` and `noise_deviation`, for each coordinate of the
+    are Poisson samples. Metrics of training, such as the loss, have no noise, so the
+    guarantee does not cover them. Clients count the same, however many examples they
+    have. Metrics of this aggregator are `clip_norm`, the bound C of the round, and
+    `noise_deviation`, the standard deviation of the noise of each coordinate of the
     mean.
 
     Args:
         clip_norm: C, the bound on the norm of a client's update. With "adaptive", it
             begins with 0.1 and follows the median of the clients' norms.
-        noise_multiplier: z, deviation of the noise over C, >= 0. A tenth of it, or so,
-            pays for an adaptive bound. `find_noise_multiplier` returns it for an
-            epsilon. With 0, rounds are the same without noise, and epsilon is infinite.
+        noise_multiplier: z, the standard deviation of the noise divided by C, >= 0. An
+            adaptive bound uses about a tenth of it. `find_noise_multiplier` returns the
+            value for an epsilon. With 0, rounds have no noise, and epsilon is infinite.
         clients_per_round: m, the expected size of a cohort, >= 1.
-        num_clients: The number of clients to sample from, >= `clients_per_round`.
-        delta: The probability with which the guarantee may fail, > 0 and < 1.
-        seed: The seed of the noise, >= 0. Anybody who knows it can remove the noise.
-        accountant: How epsilon is computed: "rdp", by Rényi divergences, or "pld", by
-            privacy loss distributions. "pld" gives a smaller epsilon for the same
+        num_clients: Number of clients to sample from, >= `clients_per_round`.
+        delta: Probability with which the guarantee may fail, > 0 and < 1.
+        seed: Seed of the noise, >= 0. Anybody who knows it can remove the noise.
+        accountant: Method of computing epsilon: "rdp", by Rényi divergences, or "pld",
+            by privacy loss distributions. "pld" gives a smaller epsilon for the same
             noise, and takes longer for each record.
 
     Raises:
@@ -235,20 +236,20 @@ def dp_ftrl_mean(
     *,
     seed: int = 0,
 ) -> Aggregator:
-    """Return DP-FTRL's mean: clipped updates and the noise of a tree over rounds.
+    """Return the mean of DP-FTRL: clipped updates and the noise of a tree over rounds.
 
-    A pass is `ceil(num_clients / clients_per_round)` rounds, and begins a new tree. The
-    guarantee needs no sampling, but each client may take part at most once in a pass.
-    With SGD at the server this is DP-FTRL with restarts.
+    A pass over all clients has `ceil(num_clients / clients_per_round)` rounds, and each
+    pass begins a new tree. The guarantee needs no sampling, but each client may take
+    part at most once in a pass. With SGD at the server this is DP-FTRL with restarts.
 
     Args:
         clip_norm: C, the bound on the norm of a client's update, > 0.
-        noise_multiplier: z, deviation of the noise of a node over C, >= 0. With 0,
-            rounds are the same without noise, and epsilon is infinite.
+        noise_multiplier: z, the standard deviation of a tree node's noise divided by C,
+            >= 0. With 0, rounds have no noise, and epsilon is infinite.
         clients_per_round: m, the fixed denominator, >= 1.
-        num_clients: The clients of a pass, >= `clients_per_round`.
-        delta: The probability with which the guarantee may fail, > 0 and < 1.
-        seed: The seed of the noise, >= 0. Anybody who knows it can remove the noise.
+        num_clients: Number of clients of a pass, >= `clients_per_round`.
+        delta: Probability with which the guarantee may fail, > 0 and < 1.
+        seed: Seed of the noise, >= 0. Anybody who knows it can remove the noise.
 
     Raises:
         ConfigError: An argument is out of its range.
@@ -269,11 +270,12 @@ def dp_ftrl_mean(
 
 
 def split_noise(noise_multiplier: float, count_noise: float) -> tuple[float, float]:
-    """Return the noise multiplier of the sum that leaves enough for a count of clients.
+    """Split a noise multiplier between a sum and a count of clients.
 
-    Both together protect as noise_multiplier alone does on the sum. (Theorem 1: z_sum =
-    (z^-2 - (2 sigma_b)^-2)^(-1/2).) If a count's noise is not above half of the
-    multiplier, it is raised to the multiplier. Without noise, both are 0.
+    Return the noise multiplier of the sum, z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2), and
+    the deviation sigma_b of the count's noise. Both together protect as z alone does on
+    the sum (Theorem 1). If `count_noise` is not above z / 2, sigma_b is z. Without
+    noise, both are 0.
     """
     if not noise_multiplier:
         return 0.0, 0.0
@@ -284,13 +286,13 @@ def split_noise(noise_multiplier: float, count_noise: float) -> tuple[float, flo
 
 
 def _check_norm(norm: Any) -> None:
-    # Without a bound no noise protects a client.
+    # Noise protects a client only if the client's update is bounded.
     wanted = 'above 0 and finite, or "adaptive"'
     check_number("clip_norm", norm, lambda bound: bound > 0, wanted)
 
 
 def _check_floats(update_type: Any, name: str) -> None:
-    # The norm, and so the noise, is of floats.
+    # Norms, and so the noise, cover floats only.
     for spec in tf.nest.flatten(specs_of(update_type)):
         if not spec.dtype.is_floating:
             raise errors.ValueMismatchError(

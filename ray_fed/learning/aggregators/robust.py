@@ -4,10 +4,11 @@
     multi_krum             the mean of the updates that have the nearest neighbors
     geometric_median       the point with the smallest sum of distances to all updates
 
-All of these need the updates of a round at once. A partial is a table with a row for
-each client, of a fixed size. So each partial on a worker takes `max_clients` times the
-size of an update. Rows are put one after another in client order and combined at the
-end, so the result is exact, and the same for any cut of the clients.
+All of these need the updates of all clients of a round at once. So a partial result on
+a worker is a table of fixed size, with one row for each client, which takes
+`max_clients` times the size of an update. Rows are in client order and are combined at
+the end. So the result is exact, and it does not depend on how clients are divided among
+workers.
 
 Sources:
     Dong Yin, Yudong Chen, Kannan Ramchandran, Peter Bartlett: Byzantine-Robust
@@ -45,11 +46,11 @@ from ray_fed.learning.processes import build_initialize
 from ray_fed.learning.tensors import averaged, require, specs_of, widened
 
 _MOST_ITERATIONS = 1000
-"""Each iteration adds a few operations to the graph."""
+"""Largest number of iterations. Each adds a few operations to the graph."""
 
 
 class Tabled(Aggregator):
-    """Combines a table with the updates of all clients of a round.
+    """Aggregates all updates of a round at once, from a table with one row for each.
 
     Attributes:
         max_clients: Number of rows of the table.
@@ -61,14 +62,14 @@ class Tabled(Aggregator):
     def combine(
         self, rows: Any, weights: tf.Tensor, count: tf.Tensor
     ) -> tuple[Any, "OrderedDict[str, Any]"]:
-        """Return the aggregate, and metrics by name.
+        """Return the aggregate of a round's updates, and metrics by name.
 
         Args:
-            rows: The updates, in client order. Each tensor has a first axis of
-                `max_clients`. Rows from `count` on are zeros.
-            weights: The clients' weights, f32[max_clients]. Only clients of a weight
+            rows: Updates of the clients, in client order. Each tensor has a first axis
+                of `max_clients`. Rows from `count` on are zeros.
+            weights: Weights of the clients, f32[max_clients]. Only clients of a weight
                 above 0 have a row.
-            count: The number of clients, i32[].
+            count: Number of clients, i32[].
         """
 
     @override
@@ -114,10 +115,8 @@ class Tabled(Aggregator):
 class Ranked(Tabled):
     """Averages the middle of each coordinate's values; see `median`, `trimmed_mean`.
 
-    Attributes:
-        max_clients: See `Tabled`.
-        trimmed_share: The share cut off at either end. None: all but the middle value
-            or two.
+    `trimmed_share` is the share that is cut off at either end. None cuts off all but
+    the middle value or two.
     """
 
     max_clients: int
@@ -140,13 +139,7 @@ class Ranked(Tabled):
 
 @dataclasses.dataclass(frozen=True)
 class MultiKrum(Tabled):
-    """See `multi_krum`.
-
-    Attributes:
-        max_clients: See `Tabled`.
-        num_broken: f of the paper.
-        num_selected: m of the paper.
-    """
+    """The aggregator that `multi_krum` returns, which explains its fields."""
 
     max_clients: int
     num_broken: int
@@ -154,7 +147,7 @@ class MultiKrum(Tabled):
 
     @property
     def least_clients(self) -> int:
-        """The least number of clients that a round may have."""
+        """Smallest number of clients that a round may have, except 0."""
         return max(2 * self.num_broken + 3, self.num_selected)
 
     @override
@@ -188,13 +181,7 @@ class MultiKrum(Tabled):
 
 @dataclasses.dataclass(frozen=True)
 class GeometricMedian(Tabled):
-    """See `geometric_median`.
-
-    Attributes:
-        max_clients: See `Tabled`.
-        num_iterations: R of the paper.
-        smoothing: nu of the paper.
-    """
+    """The aggregator that `geometric_median` returns, which explains its fields."""
 
     max_clients: int
     num_iterations: int
@@ -202,8 +189,8 @@ class GeometricMedian(Tabled):
 
     @override
     def combine(self, rows: Any, weights: tf.Tensor, count: tf.Tensor) -> Any:
-        # Each point of the algorithm is a mean of rows, so that inner products of rows
-        # are enough to compute its distances.
+        # Each point of the algorithm is a mean of rows, so its distances to the rows
+        # follow from the inner products of the rows.
         gram, alphas = _gram(rows), tf.cast(weights, tf.float64)
         norms, betas = tf.linalg.diag_part(gram), alphas
         for step in range(self.num_iterations):
@@ -220,14 +207,17 @@ class GeometricMedian(Tabled):
 
 @tracebacks.shorten
 def median(*, max_clients: int) -> Aggregator:
-    """Return the median of each coordinate: the middle value, or the middle two's mean.
+    """Return an aggregator that computes the median of each coordinate of the updates.
 
-    Each client whose weight is above 0 counts the same. Metrics: `num_aggregated`, the
-    number of clients, and `num_trimmed`, the number that each coordinate leaves out.
+    For an even number of clients, the median is the mean of the middle two values. Each
+    client whose weight is above 0 counts the same. Its metrics are `num_aggregated`,
+    the number of clients, and `num_trimmed`, the number of values that each coordinate
+    leaves out.
 
     Args:
-        max_clients: The largest number of clients in a round, >= 1. More clients are an
-            error. A partial takes this many times the bytes of an update.
+        max_clients: Largest number of clients in a round, >= 1. More clients are an
+            error. A partial result on a worker takes this many times the bytes of an
+            update.
 
     Raises:
         ConfigError: `max_clients` is below 1.
@@ -242,9 +232,9 @@ def trimmed_mean(trimmed_share: float, *, max_clients: int) -> Aggregator:
     Metrics and memory are as for `median`.
 
     Args:
-        trimmed_share: beta of the paper: the share of clients at either end, >= 0 and <
-            0.5. Their number is rounded down.
-        max_clients: The largest number of clients in a round, >= 1. More are an error.
+        trimmed_share: beta of the paper: the share of clients that is cut off at either
+            end, >= 0 and < 0.5. Their number is rounded down.
+        max_clients: Largest number of clients in a round, >= 1. More are an error.
 
     Raises:
         ConfigError: An argument is out of its range.
@@ -264,9 +254,9 @@ def multi_krum(
 
     The score of a client is the sum of the squared Euclidean distances from its update
     to the `n - num_broken - 2` nearest other updates, where n is the number of clients
-    in the round. The clients with the lowest scores are selected. Of equal scores, the
-    first client's counts. Each client whose weight is above 0 counts the same. Metrics:
-    `num_aggregated`, the number of clients, and `num_selected`.
+    in the round. The clients with the lowest scores are selected. If scores are equal,
+    the earlier client is selected. Each client whose weight is above 0 counts the same.
+    Its metrics are `num_aggregated`, the number of clients, and `num_selected`.
 
     A round with fewer than `2 * num_broken + 3` clients, or with fewer than
     `num_selected`, is an error, but a round without clients is not.
@@ -276,9 +266,9 @@ def multi_krum(
             be anything, >= 0.
         num_selected: m of the paper: the number of updates in the mean, >= 1. With 1,
             this is Krum.
-        max_clients: The largest number of clients in a round, at least the least that a
-            round may have. More clients are an error. A partial takes this many times
-            the bytes of an update.
+        max_clients: Largest number of clients in a round, at least the smallest number
+            that a round may have. More clients are an error. A partial result on a
+            worker takes this many times the bytes of an update.
 
     Raises:
         ConfigError: An argument is out of its range.
@@ -307,13 +297,14 @@ def geometric_median(
         v <- sum_k beta_k delta_k / sum_k beta_k
 
     alpha_k is the weight of client k, such as its number of examples. v begins with
-    zeros, which are the weights of the server. An update far away from the others moves
-    the result little, whatever its size. Metric: `num_aggregated`, the number of
-    clients.
+    zeros, which stands for the server's weights. An update far away from the others
+    moves the result little, whatever its size. Its metric is `num_aggregated`, the
+    number of clients.
 
     Args:
-        max_clients: The largest number of clients in a round, >= 1. More clients are an
-            error. A partial takes this many times the bytes of an update.
+        max_clients: Largest number of clients in a round, >= 1. More clients are an
+            error. A partial result on a worker takes this many times the bytes of an
+            update.
         num_iterations: R of the paper: the number of steps, 1 to 1,000.
         smoothing: nu of the paper: the least distance that a step divides by, > 0.
 
@@ -329,7 +320,10 @@ def geometric_median(
 
 
 class _Table:
-    """The partial of an aggregation: <<updates, weights>, number of rows>."""
+    """The computations that collect updates in a table with one row for each client.
+
+    A table, the partial result on a worker, is <<updates, weights>, number of rows>.
+    """
 
     def __init__(self, update_type: Any, weight_type: Any, size: int) -> None:
         @rtf.computation(fl.to_type((update_type, weight_type)))
@@ -411,7 +405,7 @@ def _gram(rows: Any) -> tf.Tensor:
 
 
 def _mean_of_rows(rows: Any, shares: tf.Tensor) -> Any:
-    """Return the mean of rows by shares, in dtypes to add up in, or 0 for no shares."""
+    """Return the mean of rows weighted by `shares`, in dtypes for sums, or zeros."""
     total = tf.reduce_sum(shares)
     shares = tf.math.divide_no_nan(shares, total)
 

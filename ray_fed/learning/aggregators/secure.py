@@ -1,7 +1,7 @@
 """Sums of bounded integers modulo a power of two, as in secure aggregation.
 
-Only the arithmetic is simulated, with its rounding and its modulus. The sum itself is a
-`federated_sum` in the clear, which kernels run.
+Only the arithmetic is simulated, with its rounding and its modulus. The sum itself is
+an ordinary `federated_sum`, without encryption.
 
 Sources:
     Keith Bonawitz, Vladimir Ivanov, Ben Kreuter, Antonio Marcedone, Brendan McMahan,
@@ -33,14 +33,7 @@ _MOST_BITS = 32
 
 @dataclasses.dataclass(frozen=True)
 class SecureMean(Summed):
-    """See `secure_mean`.
-
-    Attributes:
-        bound: The bound on the absolute value of each number.
-        bits: The bits of a client's integer.
-        max_clients: The largest number of clients of a round, for which the modulus has
-            room.
-    """
+    """The aggregator that `secure_mean` returns, which explains its fields."""
 
     bound: float
     bits: int
@@ -48,7 +41,7 @@ class SecureMean(Summed):
 
     @property
     def modulus(self) -> int:
-        """The power of two that is the modulus of sums."""
+        """Modulus of sums, a power of two with room for `max_clients` integers."""
         return 2 ** (self.bits + (self.max_clients - 1).bit_length())
 
     @override
@@ -108,14 +101,14 @@ def secure_mean(
 ) -> Aggregator:
     """Return the unweighted mean by a simulated secure sum of integers.
 
-    Each number is clipped to the bound and rounded to an integer. Updates with running
-    statistics are refused. Metrics: `modulus`, and `num_clipped`, the number of clipped
-    numbers of all clients.
+    Each number of an update is clipped to the bound and rounded to an integer. Updates
+    with running statistics are refused. Its metrics are `modulus`, the modulus of the
+    sum, and `num_clipped`, how many numbers of all clients were clipped.
 
     Args:
-        bound: The bound on the absolute value of each number, > 0.
-        bits: The bits of a client's integer, 2 to 32.
-        max_clients: The largest number of clients in a round. With more, the sum wraps
+        bound: Bound on the absolute value of each number, > 0.
+        bits: Number of bits of a client's integer, 2 to 32.
+        max_clients: Largest number of clients in a round. With more, the sum wraps
             around, as in secure aggregation.
 
     Raises:
