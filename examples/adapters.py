@@ -1,9 +1,9 @@
 """LoRA adapters on a Transformer: clients train and send 2% of its weights.
 
-The text is the source of Python's standard library, byte by byte. Half of its modules
-train the base of ten million weights. Each of the others is a client. Clients train
-adapters of low rank beside the frozen kernels of attention. The workers of a machine
-share one copy of the base, and only adapters are sent.
+The data are the source files of Python's standard library. Half of its modules train a
+Transformer of ten million weights, the base. Each of the other modules is a client.
+Clients train adapters of low rank beside the frozen kernels of attention. The workers
+of a machine share one copy of the base, and only adapters are sent.
 
 Source:
     Edward Hu, Yelong Shen, Phillip Wallis, Zeyuan Allen-Zhu, Yuanzhi Li, Shean Wang, Lu
@@ -48,7 +48,7 @@ def read_modules() -> list[np.ndarray[Any, Any]]:
 
 
 def cut(text: np.ndarray[Any, Any], count: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return evenly spaced pieces of a text, and the next character of each place."""
+    """Return evenly spaced pieces of a text, and the character after each character."""
     starts = np.linspace(0, len(text) - LENGTH - 1, count).astype(int)
     pieces = text[starts[:, None] + np.arange(LENGTH + 1)].astype(np.int32)
     return {"x": pieces[:, :-1], "y": pieces[:, 1:]}
@@ -62,7 +62,7 @@ def cut_batches(text: np.ndarray[Any, Any]) -> list[dict[str, np.ndarray[Any, An
 
 
 class Positions(keras.layers.Layer):
-    """Adds a trained vector for each place of a piece."""
+    """Adds a trained vector for each position in a piece of text."""
 
     @override
     def build(self, input_shape: Any) -> None:
@@ -104,7 +104,7 @@ def add_adapters(keras_model: Any) -> None:
 
 
 def measure_keras_loop(keras_model: Any, clients: list[Any]) -> float:
-    """Return the clients a second of a loop of Keras that trains the same adapters."""
+    """Return the clients a second of a Keras loop that trains the same adapters."""
     keras_model.compile(keras.optimizers.Adam(LEARNING_RATE), loss())
     adapters = keras_model.trainable_variables
     initial = [variable.numpy() for variable in adapters]
@@ -114,18 +114,18 @@ def measure_keras_loop(keras_model: Any, clients: list[Any]) -> float:
             variable.assign(value)
         for batch in batches:
             keras_model.train_on_batch(batch["x"], batch["y"])
-        if index == 0:  # Keras compiled
+        if index == 0:  # the first client included the compilation
             begun = time.monotonic()
     return len(clients) / (time.monotonic() - begun)
 
 
 def loss() -> keras.losses.Loss:
-    """Return the loss of the next character."""
+    """Return the loss for the prediction of the next character."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def main(num_rounds: int, width: int, base_steps: int) -> None:
-    """Train the base by Keras and adapters on clients, and print what it costs."""
+    """Train the base with Keras and adapters on clients. Print losses and costs."""
     with ray_fed.init():
         modules = read_modules()
         keras_model = build_base(width)

@@ -1,7 +1,8 @@
 """Federated k-means: clients sum up their points by cluster, the server moves centers.
 
-    client k    s_kj = sum of its points whose nearest center is c_j;  n_kj = how many
-    server      c_j <- sum_k s_kj / sum_k n_kj;  a center without points stays
+    client k    s_kj = sum of its points whose nearest center is c_j
+                n_kj = number of these points
+    server      c_j <- sum_k s_kj / sum_k n_kj, or c_j unchanged if it has no points
 
 This is Lloyd's algorithm over the points of all clients (Stuart P. Lloyd: Least Squares
 Quantization in PCM. IEEE Transactions on Information Theory 28(2), 1982).
@@ -28,7 +29,7 @@ POINTS = fl.SequenceType((np.float32, [None, NUM_DIMENSIONS]))
 
 @rtf.computation(CENTERS, POINTS)
 def add_up(centers: Any, batches: Any) -> Any:
-    """Return what a client sends: sums of its points by cluster, counts, and the cost.
+    """Return the sum and number of a client's points in each cluster, and the cost.
 
     The cost is the sum of squared distances to the nearest centers.
     """
@@ -65,7 +66,7 @@ def cost_of(totals: Any) -> Any:
     fl.FederatedType(CENTERS, fl.SERVER), fl.FederatedType(POINTS, fl.CLIENTS)
 )
 def run_round(centers: Any, clients: Any) -> Any:
-    """Move the centers once. The cost belongs to the centers before the move."""
+    """Return the new centers, and the cost of the centers before the round."""
     pair = (fl.federated_broadcast(centers), clients)
     totals = fl.federated_sum(fl.federated_map(add_up, pair))
     moved = fl.federated_map(move, (centers, totals))
@@ -97,7 +98,7 @@ def train(clients: list[Any], num_rounds: int = 8) -> tuple[Any, list[float]]:
 
 
 def main(address: str | None = None) -> None:
-    """Find the three clusters of points that no client shows."""
+    """Find three clusters, although each client has points of only two clusters."""
     with ray_fed.init(address):
         centers, costs = train(draw_clients())
     print("cost by round:", " ".join(f"{cost:.0f}" for cost in costs))

@@ -1,12 +1,12 @@
-"""Federated reconstruction: users' taste stays with them, and is found anew each time.
+"""Federated reconstruction: each user's vector stays with the user.
 
-Ratings are products of an item's vector, which all share, and a user's vector, which is
-never sent or stored. In each round a user
+A rating is the product of an item's vector, which all users share, and a user's vector,
+which is never sent or stored. In each round, a user takes two steps:
 
-    reconstructs its vector u by steps on half of its ratings, from u = 0, items fixed
-    trains the items' vectors by steps on the other half, with u fixed, and sends them
+    1. It reconstructs its vector u on half of its ratings, from u = 0, items fixed.
+    2. It trains the items' vectors on the other half, u fixed, and sends their change.
 
-A user who never took part is evaluated in the same way: reconstruct, then predict.
+A user that never took part also reconstructs its vector first, and then predicts.
 
 Source:
     Karan Singhal, Hakim Sidahmed, Zachary Garrett, Shanshan Wu, Keith Rush, Sushant
@@ -46,12 +46,12 @@ def build_model() -> learning.Model:
 
 
 def only_user(gradients: Any, weights: Any) -> list[Any]:
-    """Return gradients that move the user's vector alone."""
+    """Return gradients that change only the user's vector."""
     return [tf.zeros_like(weights[0]), gradients[1]]
 
 
 def only_items(gradients: Any, weights: Any) -> list[Any]:
-    """Return gradients that move the items' vectors alone."""
+    """Return gradients that change only the items' vectors."""
     return [gradients[0], tf.zeros_like(weights[1])]
 
 

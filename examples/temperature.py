@@ -1,4 +1,4 @@
-"""The mean of temperatures that never leave their clients: no model, no learning.
+"""Compute the mean of clients' temperatures: a federated computation without a model.
 
 python examples/temperature.py          joins your Ray, or starts one
 python examples/temperature.py local    starts a Ray of its own
@@ -16,18 +16,18 @@ from ray_fed import tensorflow as rtf
 
 @rtf.computation(np.float32)
 def to_celsius(fahrenheit: Any) -> Any:
-    """What one client does, on its own value."""
+    """Return a client's reading in degrees Celsius: the work of one client."""
     return (fahrenheit - 32.0) * 5.0 / 9.0
 
 
 @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
 def mean_temperature(readings: Any) -> Any:
-    """What all of them do together."""
+    """Return the mean over all clients: the work of clients and server together."""
     return fl.federated_mean(fl.federated_map(to_celsius, readings))
 
 
 def main(address: str | None = None) -> None:
-    """Average three readings on the actors of a Ray."""
+    """Average the readings of three clients on Ray."""
     with ray_fed.init(address) as context:
         mean = mean_temperature([68.0, 70.0, 75.0])
         print(f"mean of 3 clients: {mean:.2f} °C")

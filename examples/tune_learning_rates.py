@@ -1,4 +1,4 @@
-"""A sweep with Ray Tune: each trial trains on a worker of its own.
+"""Compare two learning rates with Ray Tune: each trial trains on its own worker.
 
     python examples/tune_learning_rates.py
 
@@ -15,7 +15,7 @@ NUM_WORKERS = 1  # of each trial
 
 
 def train(settings: dict[str, float]) -> None:
-    """Train with a learning rate, and report the last loss: one trial."""
+    """Run one trial: train with a learning rate, and report the last loss."""
     import keras
 
     import ray_fed
