@@ -220,7 +220,8 @@ class Fleet:
         """
         if not self.drop_out:
             return None
-        draws = np.random.default_rng([self.seed, number, client]).random(2)
+        # Numpy pads seeds with zeros, so the last 1 keeps client 0 apart from samplers.
+        draws = np.random.default_rng([self.seed, number, client, 1]).random(2)
         return float(draws[1]) if draws[0] < self.drop_out else None
 
     def who_is_there(self, time_s: float) -> NDArray[np.bool_] | None:

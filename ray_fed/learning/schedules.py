@@ -491,8 +491,9 @@ class BufferedClock:
     def _shuffle(self, number: int) -> list[int]:
         """Return a cohort in the order in which its clients begin."""
         cohort = self._draw(number, self._schedule.concurrency)
-        order = np.random.default_rng([self._seed, number]).permutation(len(cohort))
-        return [cohort[place] for place in order]
+        # The 1 keeps the order apart from the numbers by which samplers draw cohorts.
+        generator = np.random.default_rng([self._seed, number, 1])
+        return [cohort[place] for place in generator.permutation(len(cohort))]
 
     def _end(self, taken: Sequence[Task], wasted: list[float], begun: int) -> Step:
         weigh = self._schedule.weigh

@@ -70,14 +70,15 @@ class Replay:
                 drawn = np.random.default_rng([7, self.cohorts]).choice(
                     NUM_CLIENTS, 8, replace=False
                 )
-                shuffled = np.random.default_rng([7, self.cohorts]).permutation(8)
-                self.queue = np.sort(drawn)[shuffled].tolist()
+                order = np.random.default_rng([7, self.cohorts, 1]).permutation(8)
+                self.queue = np.sort(drawn)[order].tolist()
                 self.cohorts += 1
             client = self.queue.pop(0)
             if client not in self.busy:
                 break
         pace = np.exp(np.random.default_rng(2).standard_normal(NUM_CLIENTS))[client]
-        chance, share = np.random.default_rng([5, self.number, client]).random(2)
+        draws = np.random.default_rng([5, self.number, client, 1])
+        chance, share = draws.random(2)
         end = self.time + pace * self.sizes[client] * (share if chance < 0.2 else 1)
         event = end, self.number, client, len(self.versions) - 1, chance < 0.2
         heapq.heappush(self.events, event)

@@ -25,7 +25,7 @@ from ray_fed.learning import (
 )
 from ray_fed.learning.aggregators import dp_mean
 from ray_fed.learning.devices import Devices, LogNormal
-from ray_fed.program import PowerOfChoiceSampler
+from ray_fed.program import PoissonSampler, PowerOfChoiceSampler
 
 SIZES = [2, 3, 4, 5, 6]
 SECONDS = [1.0, 2.0, 0.5, 4.0, 3.0]
@@ -164,6 +164,17 @@ def test_clients_that_drop_out_are_wasted_work(
         assert record.simulated_time == pytest.approx(time)
         assert record.wasted_seconds == pytest.approx(lost)
     assert any(len(record.clients) < 5 for record in history)
+
+
+def test_clients_drop_out_independently_of_the_cohort(
+    averaging: LearningProcess,
+) -> None:
+    fleet = Devices(1.0, examples=1.0, drop_out=0.1).fleet(averaging, [[]] * 20)
+    sampler = PoissonSampler(0.1)
+    cohorts = [sampler.sample(index, 20, None) for index in range(2000)]
+    drops = [fleet.find_drop(0, i) is not None for i in range(2000) if 0 in cohorts[i]]
+    assert len(drops) > 100
+    assert 0.04 < np.mean(drops) < 0.2
 
 
 def test_clients_take_part_in_their_hours(
