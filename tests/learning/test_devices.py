@@ -84,6 +84,13 @@ def test_numbers_of_examples_are_those_of_tables_or_given(
     assert fleet.epoch_s.tolist() == [10.0, 40.0]
 
 
+def test_epochs_of_numpy_take_time(linear_model: Model, clients: list[Any]) -> None:
+    epochs: Any = np.int64(3)
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(0.05), epochs=epochs)
+    fleet = Devices(SECONDS).fleet(process, clients)
+    assert fleet.seconds(0) == 3 * 2
+
+
 def test_log_normal_numbers_have_their_median_and_deviation() -> None:
     found = np.log(LogNormal(2.0, 0.5, seed=3).draw(20_000))
     assert np.median(found) == pytest.approx(np.log(2.0), abs=0.02)
