@@ -178,7 +178,8 @@ class SynchronousClock:
                 " takes the first updates of so many clients."
             )
         self._wanted = cohort_size
-        self._asked = math.ceil(schedule.over_selection * cohort_size)
+        # Rounded first: 1.1 * 10 is a little more than 11.
+        self._asked = math.ceil(round(schedule.over_selection * cohort_size, 6))
         if self._asked > num_clients:
             raise errors.ConfigError(
                 f"Expected at least {self._asked} clients in `data`, found"

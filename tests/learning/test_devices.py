@@ -25,7 +25,8 @@ from ray_fed.learning import (
 )
 from ray_fed.learning.aggregators import dp_mean
 from ray_fed.learning.devices import Devices, LogNormal
-from ray_fed.program import PoissonSampler, PowerOfChoiceSampler
+from ray_fed.learning.schedules import open_clock
+from ray_fed.program import PoissonSampler, PowerOfChoiceSampler, UniformSampler
 
 SIZES = [2, 3, 4, 5, 6]
 SECONDS = [1.0, 2.0, 0.5, 4.0, 3.0]
@@ -117,6 +118,17 @@ def test_over_selection_takes_the_first_updates(
     assert history[0].wasted_seconds == 12.0  # two clients worked for 6 seconds
     assert history[0].bytes_sent == 5 * moved.sent
     assert history[0].bytes_returned == 3 * moved.returned
+
+
+def test_over_selection_asks_no_client_for_an_error_of_rounding() -> None:
+    fleet = Devices(1.0, examples=1.0).fleet(LearningProcess(None, None), [[]] * 12)
+    schedule = Synchronous(over_selection=1.1)
+
+    def draw(index: int, size: int | None) -> list[int]:
+        return UniformSampler().sample(index, 12, size)
+
+    clock = open_clock(schedule, fleet, draw, 12, 10, seed=0)
+    assert clock.advance(0).num_asked == 11
 
 
 @pytest.mark.parametrize("empty", ["error", "skip"])
