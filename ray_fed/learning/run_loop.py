@@ -101,6 +101,7 @@ from ray_fed.observability import reprs
 from ray_fed.observability.progress import RoundProgress
 from ray_fed.program import (
     AdaptiveSampler,
+    AvailabilitySampler,
     ClientData,
     ClientMetrics,
     PoissonSampler,
@@ -1151,6 +1152,20 @@ def _check_clocked(spec: RunSpec, process: LearningProcess) -> None:
             "Expected a sampler that draws without metrics of clients beside"
             f" `devices`, whose clock draws ahead of the rounds, found {spec.sampler}:"
             " pass `UniformSampler`, or leave out `devices`."
+        )
+    if isinstance(spec.sampler, AvailabilitySampler):
+        raise errors.ConfigError(
+            "Expected a sampler without hours beside `devices`, whose clock knows the"
+            " hour in which a client begins, found an `AvailabilitySampler`: pass"
+            " `UniformSampler`, and the hours as `Devices(hours=)`."
+        )
+    is_poisson = isinstance(spec.sampler, PoissonSampler)
+    if is_poisson and isinstance(spec.schedule, Buffered):
+        raise errors.ConfigError(
+            "Expected a sampler that draws the next clients to begin for `Buffered`,"
+            f" found {spec.sampler}: clients that begin one by one have no round that"
+            " each could join with one probability. Pass `UniformSampler` or"
+            " `WeightedSampler`."
         )
     if process.has_client_metrics:
         raise errors.ConfigError(

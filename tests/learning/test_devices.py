@@ -26,7 +26,12 @@ from ray_fed.learning import (
 from ray_fed.learning.aggregators import dp_mean
 from ray_fed.learning.devices import Devices, LogNormal
 from ray_fed.learning.schedules import open_clock
-from ray_fed.program import PoissonSampler, PowerOfChoiceSampler, UniformSampler
+from ray_fed.program import (
+    AvailabilitySampler,
+    PoissonSampler,
+    PowerOfChoiceSampler,
+    UniformSampler,
+)
 
 SIZES = [2, 3, 4, 5, 6]
 SECONDS = [1.0, 2.0, 0.5, 4.0, 3.0]
@@ -334,6 +339,18 @@ def test_numbers_out_of_range_are_refused(
         (
             {"devices": Devices(1.0), "sampler": PowerOfChoiceSampler(2)},
             "draws without metrics of clients",
+        ),
+        (
+            {"devices": Devices(1.0), "sampler": AvailabilitySampler([[0], [1]])},
+            r"the hours as `Devices\(hours=\)`",
+        ),
+        (
+            {
+                "devices": Devices(1.0),
+                "sampler": PoissonSampler(0.5),
+                "schedule": Buffered(2, 1),
+            },
+            "no round that each could join with one probability",
         ),
     ],
 )
