@@ -18,7 +18,7 @@ Sources:
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -65,7 +65,8 @@ class LogNormal:
     def draw(self, num_clients: int) -> NDArray[np.float64]:
         """Return one number for each client, f64[num_clients]."""
         normal = np.random.default_rng(self.seed).standard_normal(num_clients)
-        return self.median * np.exp(self.sigma * normal)
+        with np.errstate(over="ignore"):  # infinite numbers are refused later
+            return self.median * np.exp(self.sigma * normal)
 
 
 Column: TypeAlias = float | LogNormal | Sequence[float] | Mapping[Any, float]
@@ -147,7 +148,7 @@ class Devices:
             )
         down, up = (0, 0) if moved is None else moved
         examples = _count_examples(data) if self.examples is None else self.examples
-        work = self._read("seconds_per_example", data)
+        work = _read_column("seconds_per_example", self.seconds_per_example, data)
         return Fleet(
             download_s=_seconds(down, self._read("download", data), len(data)),
             epoch_s=work * _read_column("examples", examples, data, least=0),
@@ -168,6 +169,11 @@ class Devices:
             return None
         there = np.zeros((self.period, len(data)), bool)
         for client, hours in enumerate(_by_client("hours", self.hours, data)):
+            if not isinstance(hours, Iterable):
+                raise errors.ConfigError(
+                    "Expected a list of hours for each client as `hours` of devices,"
+                    f" such as `[[0, 1], [1]]`, found {errors.describe(hours)}."
+                )
             for hour in hours:
                 there[read_whole("hours", hour, 0, self.period - 1), client] = True
         return there
@@ -263,7 +269,7 @@ def _read_column(
 ) -> NDArray[np.float64]:
     """Return a column, f64[clients]. Numbers are above 0, or at least `least`."""
     if isinstance(column, LogNormal):
-        return column.draw(len(data))
+        column = column.draw(len(data))
     if isinstance(column, int | float) and not isinstance(column, bool):
         column = [column] * len(data)
     given = _by_client(name, column, data)

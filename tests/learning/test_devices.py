@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import keras
@@ -316,7 +316,10 @@ def test_numbers_out_of_range_are_refused(
         ({"devices": Devices([1.0, 2.0, 3.0])}, "for each of 2 clients .* 3 values"),
         ({"devices": Devices([1.0, np.nan])}, r"found \[nan\]"),
         ({"devices": Devices(1.0, upload=[1.0, 0.0])}, r"`upload` of devices, .* \[0"),
+        ({"devices": Devices(1.0, upload=LogNormal(1.0, 1e6))}, "`upload` of devices"),
+        ({"devices": Devices(cast("Any", None))}, "`seconds_per_example`.* found None"),
         ({"devices": Devices(1.0, hours=[[0], [24]])}, "hours"),
+        ({"devices": Devices(1.0, hours=cast("Any", [0, 1]))}, "a list of hours"),
         ({"schedule": Synchronous()}, "Expected `devices` for a `schedule`"),
         ({"devices": 3}, r"`learning\.devices\.Devices` or None"),
         (
