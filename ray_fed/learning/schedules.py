@@ -216,18 +216,19 @@ class SynchronousClock:
                 updates.append((seconds, client, epochs))
         taken = sorted(updates)[: self._wanted]
         if drawn and not taken and schedule.empty == "error":
+            within = "" if limit == math.inf else f" within {limit:g} simulated seconds"
             raise errors.ConfigError(
-                f"Expected an update of one of {len(asked)} clients in round"
-                f" {index + 1}, found none by the deadline of {limit:g} simulated"
-                " seconds: allow more time, ask more clients, or pass"
-                ' empty="skip".'
+                f"Expected an update of one of {len(drawn)} clients in round"
+                f" {index + 1}, found none{within} of {len(asked)} that began work:"
+                " look at the `hours` and the `drop_out` of devices, allow more time,"
+                ' ask more clients, or pass empty="skip".'
             )
         duration = max(spent.values(), default=0.0)
         # With enough updates, the round does not wait for the others.
         if taken and len(taken) == self._wanted:
             duration = taken[-1][0]
-        clients = sorted(client for _, client, _ in taken)
         epochs_of = {client: epochs for _, client, epochs in taken}
+        clients = [client for client in asked if client in epochs_of]
         lost = [min(s, duration) for c, s in spent.items() if c not in epochs_of]
         self._time += duration
         return Step(

@@ -213,6 +213,9 @@ def test_clients_take_part_in_their_hours(
     assert [record.clients for record in history] == [(0, 1, 2)] * 3
     times = [2 * 3600 + 400.0 * n for n in (1, 2, 3)]
     assert [record.simulated_time for record in history] == times
+    never = Devices(1.0, hours=[[]] * 5)
+    with pytest.raises(errors.ConfigError, match="found none of 0 that began work"):
+        run(averaging, clients, num_rounds=1, devices=never)
 
 
 @pytest.mark.slow
