@@ -395,7 +395,7 @@ class BufferedClock:
         """
         schedule, first = self._schedule, self._number
         self._index = index
-        wasted, taken, idle_hours = self._give_up(), list[Task](), 0
+        wasted, taken, idle_hours = list[float](), list[Task](), 0
         while len(taken) < schedule.buffer:
             is_open = not self._fill() and self._fleet.is_there is not None
             hour = _next_hour(self._time) if is_open else math.inf
@@ -416,7 +416,7 @@ class BufferedClock:
                 wasted.append(ended.ends - ended.begins)
             else:
                 taken.append(ended)
-        return self._end(taken, wasted, self._number - first)
+        return self._end(taken, wasted + self._give_up(), self._number - first)
 
     def check(self) -> None:
         """Raise SavedStateError unless the running tasks can belong to this clock.
@@ -441,12 +441,12 @@ class BufferedClock:
             )
 
     def _give_up(self) -> list[float]:
-        """End tasks that would be too old in this step; return their seconds."""
+        """End tasks that would be too old in the next step; return their seconds."""
         most = self._schedule.max_staleness
         old = [
             task
             for task in self._under_way
-            if most is not None and self._index - task.version > most
+            if most is not None and self._index + 1 - task.version > most
         ]
         for task in old:
             self._remove(task)

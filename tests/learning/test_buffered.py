@@ -277,7 +277,7 @@ def test_the_clock_keeps_its_invariants() -> None:
         clock.check()
         assert step.time >= time_before
         assert all(index - 4 <= version <= index for version in step.versions)
-        assert len(step.live) <= 5
+        assert len({*step.live, index + 1}) <= 5
         time_before, begun = step.time, begun + step.num_asked
         wasted += step.wasted
         spent = step.time
