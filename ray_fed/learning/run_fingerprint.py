@@ -101,8 +101,7 @@ def say_how_to_take_over(where: str) -> str:
     return (
         "To begin anew with its model, pass another `storage_path` and its `state`, of"
         f' `FileProgramStateManager({where!r}, "round_").load_latest({{"state":'
-        ' process.initialize()})` (with `"clients": b""` where clients keep'
-        " something)."
+        " process.initialize()})`."
     )
 
 

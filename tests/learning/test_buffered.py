@@ -1,5 +1,6 @@
 """Asynchronous steps: a clock decides, the bits do not depend on who computes."""
 
+import asyncio
 import heapq
 import pathlib
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from ray_fed.learning.aggregators import clipped, median
 from ray_fed.learning.devices import Devices, LogNormal
 from ray_fed.learning.schedules import BufferedClock, open_clock
 from ray_fed.program import (
+    FileProgramStateManager,
     UniformSampler,
     WeightedSampler,
 )
@@ -163,6 +165,14 @@ def test_resumed_steps_have_the_same_bits(
             )
     result = train(averaging, clients, 30, storage_path=tmp_path)
     assert digest(result) == digest(whole)
+    manager = FileProgramStateManager(tmp_path, "round_")
+    structure = {"state": averaging.initialize()}
+    saved, version = asyncio.run(manager.load_latest(structure))
+    for found, wanted in zip(
+        saved["state"].weights.trainable, result.state.weights.trainable, strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    assert version == 30
     assert len(train(averaging, clients, 5, storage_path=tmp_path).history) == 30
     other = Buffered(concurrency=8, buffer=3, exponent=1.0)
     with pytest.raises(errors.ConfigError, match="`exponent` of the `schedule`"):
