@@ -96,6 +96,16 @@ class Step:
     starts: bool = False
     live: frozenset[int] = frozenset()
 
+    def report(self) -> dict[str, Any]:
+        """Return the fields of the round's record that the clock decides."""
+        return {
+            "clients": tuple(self.clients),
+            "simulated_time": self.time,
+            "wasted_seconds": self.wasted,
+            "versions": self.versions,
+            "live_versions": 1 + len(self.live),
+        }
+
 
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)

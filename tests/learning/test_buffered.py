@@ -1,6 +1,7 @@
 """Asynchronous steps: a clock decides, the bits do not depend on who computes."""
 
 import asyncio
+import dataclasses
 import heapq
 import pathlib
 from collections.abc import Callable
@@ -16,12 +17,14 @@ import ray_fed.errors as errors
 from ray_fed.learning import (
     Buffered,
     Guards,
+    History,
     LearningProcess,
     Model,
     build_fed_avg,
     build_mime_lite,
     build_process,
     run,
+    verify_clock,
 )
 from ray_fed.learning.aggregators import clipped, median
 from ray_fed.learning.devices import Devices, LogNormal
@@ -177,6 +180,33 @@ def test_resumed_steps_have_the_same_bits(
     other = Buffered(concurrency=8, buffer=3, exponent=1.0)
     with pytest.raises(errors.ConfigError, match="`exponent` of the `schedule`"):
         train(averaging, clients, 31, storage_path=tmp_path, schedule=other)
+
+
+def test_a_changed_history_is_found(
+    averaging: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+) -> None:
+    arguments: Any = {"devices": DEVICES, "schedule": SCHEDULE, "seed": 7}
+    state = train(averaging, clients, 3).state
+    train(averaging, clients, 8, storage_path=tmp_path, state=state)
+    train(averaging, clients, 12, storage_path=tmp_path, state=state)
+    records = list(History.load(tmp_path))
+
+    verify_clock(History(records), averaging, clients, **arguments)
+    last = records[-1]
+    for name, changed in (
+        ("clients", last.clients[::-1]),
+        ("versions", (last.versions[0] - 1, *last.versions[1:])),
+        ("simulated_time", np.nextafter(last.simulated_time or 0.0, 0.0)),
+        ("wasted_seconds", last.wasted_seconds + 1),
+        ("live_versions", 1),
+        ("round_index", last.round_index + 1),
+    ):
+        other: Any = {name: changed}
+        history = History([*records[:-1], dataclasses.replace(last, **other)])
+        with pytest.raises(errors.ValueMismatchError, match=f"`{name}` of round 12"):
+            verify_clock(history, averaging, clients, **arguments)
+    with pytest.raises(errors.ValueMismatchError, match="of round 4"):
+        verify_clock(History(records), averaging, clients, **{**arguments, "seed": 8})
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -22,6 +22,7 @@ from ray_fed.learning import (
     build_fed_prox,
     build_scaffold,
     run,
+    verify_clock,
 )
 from ray_fed.learning.aggregators import dp_mean
 from ray_fed.learning.devices import Devices, LogNormal
@@ -271,6 +272,7 @@ def test_a_run_with_devices_resumes_its_clock(
     times = [record.simulated_time for record in whole.history]
     assert [record.simulated_time for record in result.history] == times
     assert [r.simulated_time for r in History.load(tmp_path)] == times
+    verify_clock(History.load(tmp_path), averaging, clients, **arguments)
     arguments["schedule"] = Synchronous(over_selection=2)
     with pytest.raises(errors.ConfigError, match=r"`over_selection` of the `schedule`"):
         run(averaging, clients, num_rounds=7, storage_path=tmp_path, **arguments)
