@@ -43,6 +43,8 @@ class LogNormal:
     """Numbers of clients whose logarithms have a normal distribution.
 
     Each client has one number: median * exp(sigma * z), z from N(0, 1) by the seed.
+    Columns with the same seed have the same z. So pass different seeds unless slow
+    devices shall also have fast connections.
 
     Attributes:
         median: > 0.
@@ -150,18 +152,22 @@ class Devices:
         examples = _count_examples(data) if self.examples is None else self.examples
         work = _read_column("seconds_per_example", self.seconds_per_example, data)
         return Fleet(
-            download_s=_seconds(down, self._read("download", data), len(data)),
+            download_s=self._seconds("download", down, data),
             epoch_s=work * _read_column("examples", examples, data, least=0),
-            upload_s=_seconds(up, self._read("upload", data), len(data)),
+            upload_s=self._seconds("upload", up, data),
             epochs=process.epochs,
             is_there=self._read_hours(data),
             drop_out=self.drop_out,
             seed=self.seed,
         )
 
-    def _read(self, name: str, data: Sequence[Any]) -> Any:
-        column: Any = getattr(self, name)
-        return None if column is None else _read_column(name, column, data)
+    def _seconds(
+        self, name: str, num_bytes: int, data: Sequence[Any]
+    ) -> NDArray[np.float64]:
+        rate: Any = getattr(self, name)
+        if rate is None:
+            return np.zeros(len(data))
+        return num_bytes / _read_column(name, rate, data)
 
     def _read_hours(self, data: Sequence[Any]) -> NDArray[np.bool_] | None:
         """Return who can begin work, bool[period, clients]."""
@@ -235,10 +241,6 @@ class Fleet:
         if self.is_there is None:
             return None
         return self.is_there[int(time_s // HOUR_S) % self.period]
-
-
-def _seconds(num_bytes: int, rate: Any, num_clients: int) -> NDArray[np.float64]:
-    return np.zeros(num_clients) if rate is None else num_bytes / rate
 
 
 def _count_examples(data: Sequence[Any]) -> list[float]:
