@@ -53,7 +53,7 @@ from ray_fed.learning.objectives import Totals
 from ray_fed.learning.partition import split_by_label
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.q_fed_avg import build_q_fed_avg
-from ray_fed.learning.run_loop import TrainingResult, run
+from ray_fed.learning.run_loop import TrainingResult, run, verify_clock
 from ray_fed.learning.scaffold import build_scaffold
 from ray_fed.learning.schedules import Buffered, Synchronous
 from ray_fed.learning.sweeps import SweepResult, Trial, sweep
@@ -104,4 +104,5 @@ __all__ = [
     "split_by_label",
     "spread",
     "sweep",
+    "verify_clock",
 ]

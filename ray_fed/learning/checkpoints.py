@@ -12,7 +12,8 @@ A run has these files, on disk or in an object store:
 run_N        the fingerprint of the run. It is written at every start, before the first
              round, so that an error of the storage is raised at once
 history_N    the records of rounds. Each is written once, before its state
-round_N      the state after N rounds
+round_N      `{"state": ...}` after N rounds, and values whose names begin with
+             `RUN_PREFIX`: the clock, earlier states, and archives in clients/
 clients/     values that clients keep. round_N names the archives that it uses
 """
 
@@ -37,9 +38,11 @@ from ray_fed.learning.history import History, from_json, open_log, to_json
 from ray_fed.learning.run_fingerprint import check_same, say_how_to_take_over
 from ray_fed.observability import reprs
 from ray_fed.program.checkpoint_store import Versions, telling_storage
-from ray_fed.program.managers import name_values, restore_state
+from ray_fed.program.managers import RUN_PREFIX, name_values, restore_state
 
-_FORMAT = 3
+_FORMAT = 4
+_CLOCK, _LIVE = RUN_PREFIX + "clock", RUN_PREFIX + "live"
+_CLIENTS = RUN_PREFIX + "clients"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +169,7 @@ class RunStorage:
             )
         # A state without the records of all its rounds would lose part of the history.
         values, rounds = self._rounds.read_latest(at_most=num_rounds)
-        archives = json.loads(values.pop("clients", b"{}")) if values else {}
+        archives = json.loads(values.pop(_CLIENTS, b"{}")) if values else {}
         # Without a saved state, this removes values that were lost before a first save.
         if self._clients is not None:
             self._archives = archives
@@ -186,11 +189,11 @@ class RunStorage:
             return None
         self.saved_rounds = rounds
         where = self._rounds.where(rounds)
-        clock = values.pop("clock", None)
-        versions = json.loads(values.pop("live", b"[]"))
-        names = ["state", *(f"live_{version}" for version in versions)]
+        clock = values.pop(_CLOCK, None)
+        versions = json.loads(values.pop(_LIVE, b"[]"))
+        names = ["state", *(f"{_LIVE}_{version}" for version in versions)]
         found = restore_state(values, dict.fromkeys(names, structure), where)
-        live = {version: found[f"live_{version}"] for version in versions}
+        live = {version: found[f"{_LIVE}_{version}"] for version in versions}
         return Reached(found["state"], history, clock=clock, live=live)
 
     def _read_note(self) -> tuple[dict[str, Any] | None, int]:
@@ -234,13 +237,13 @@ class RunStorage:
         if rounds == self.saved_rounds:
             return
         self._check_place()
-        live = {f"live_{version}": state for version, state in reached.live.items()}
+        live = {f"{_LIVE}_{version}": each for version, each in reached.live.items()}
         content = name_values({"state": reached.state, **live})
         if reached.clock is not None:
-            content["clock"] = reached.clock
-            content["live"] = json.dumps(list(reached.live)).encode()
+            content[_CLOCK] = reached.clock
+            content[_LIVE] = json.dumps(list(reached.live)).encode()
         if self._clients is not None:
-            content["clients"] = self._save_clients(self._clients, rounds)
+            content[_CLIENTS] = self._save_clients(self._clients, rounds)
         # Records first: a state is useless if its rounds have no records.
         self._log.append(map(to_json, reached.history[self._num_logged :]))
         try:

@@ -30,6 +30,7 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.language.trees import count_bytes, leaf_types
+from ray_fed.language.type_checks import is_whole
 from ray_fed.learning.aggregators.aggregator import (
     Aggregation,
     Aggregator,
@@ -347,7 +348,7 @@ def build_process(
         client_bytes=client_bytes,
         personal_weights=_build_personal(model, personal, both),
         trace_client_metrics=functools.partial(build_next, by_client=True),
-        epochs=epochs if isinstance(epochs, int) else 1,
+        epochs=int(epochs) if is_whole(epochs) else 1,
     )
 
     @functools.cache  # it takes seconds; contexts recognize its result

@@ -17,7 +17,7 @@ Sources:
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -41,6 +41,9 @@ HOUR_S = 3600.0
 class LogNormal:
     """Numbers of clients, median * exp(sigma * z) with z from N(0, 1) for each client.
 
+    Columns with the same seed have the same z. Pass different seeds if, for example,
+    the speed of a device does not depend on its connection.
+
     Attributes:
         median: Median of the numbers, > 0.
         sigma: Standard deviation of their logarithms, >= 0.
@@ -62,7 +65,8 @@ class LogNormal:
     def draw(self, num_clients: int) -> NDArray[np.float64]:
         """Return one number for each client, f64[num_clients]."""
         normal = np.random.default_rng(self.seed).standard_normal(num_clients)
-        return self.median * np.exp(self.sigma * normal)
+        with np.errstate(over="ignore"):  # infinite numbers are refused later
+            return self.median * np.exp(self.sigma * normal)
 
 
 Column: TypeAlias = float | LogNormal | Sequence[float] | Mapping[Any, float]
@@ -148,20 +152,24 @@ class Devices:
             )
         down, up = (0, 0) if moved is None else moved
         examples = _count_examples(data) if self.examples is None else self.examples
-        work = self._read("seconds_per_example", data)
+        work = _read_column("seconds_per_example", self.seconds_per_example, data)
         return Fleet(
-            download_s=_seconds(down, self._read("download", data), len(data)),
+            download_s=self._seconds("download", down, data),
             epoch_s=work * _read_column("examples", examples, data, least=0),
-            upload_s=_seconds(up, self._read("upload", data), len(data)),
+            upload_s=self._seconds("upload", up, data),
             epochs=process.epochs,
             is_there=self._read_hours(data),
             drop_out=self.drop_out,
             seed=self.seed,
         )
 
-    def _read(self, name: str, data: Sequence[Any]) -> Any:
-        column: Any = getattr(self, name)
-        return None if column is None else _read_column(name, column, data)
+    def _seconds(
+        self, name: str, num_bytes: int, data: Sequence[Any]
+    ) -> NDArray[np.float64]:
+        rate: Any = getattr(self, name)
+        if rate is None:
+            return np.zeros(len(data))
+        return num_bytes / _read_column(name, rate, data)
 
     def _read_hours(self, data: Sequence[Any]) -> NDArray[np.bool_] | None:
         """Return which clients can begin work in which hour, bool[period, clients]."""
@@ -169,6 +177,11 @@ class Devices:
             return None
         there = np.zeros((self.period, len(data)), bool)
         for client, hours in enumerate(_by_client("hours", self.hours, data)):
+            if not isinstance(hours, Iterable):
+                raise errors.ConfigError(
+                    "Expected a list of hours for each client as `hours` of devices,"
+                    f" such as `[[0, 1], [1]]`, found {errors.describe(hours)}."
+                )
             for hour in hours:
                 there[read_whole("hours", hour, 0, self.period - 1), client] = True
         return there
@@ -222,7 +235,8 @@ class Fleet:
         """
         if not self.drop_out:
             return None
-        draws = np.random.default_rng([self.seed, number, client]).random(2)
+        # Numpy pads seeds with zeros, so the last 1 keeps client 0 apart from samplers.
+        draws = np.random.default_rng([self.seed, number, client, 1]).random(2)
         return float(draws[1]) if draws[0] < self.drop_out else None
 
     def who_is_there(self, time_s: float) -> NDArray[np.bool_] | None:
@@ -230,10 +244,6 @@ class Fleet:
         if self.is_there is None:
             return None
         return self.is_there[int(time_s // HOUR_S) % self.period]
-
-
-def _seconds(num_bytes: int, rate: Any, num_clients: int) -> NDArray[np.float64]:
-    return np.zeros(num_clients) if rate is None else num_bytes / rate
 
 
 def _count_examples(data: Sequence[Any]) -> list[float]:
@@ -264,7 +274,7 @@ def _read_column(
 ) -> NDArray[np.float64]:
     """Return a column, f64[clients]. Its numbers are above 0, or at least `least`."""
     if isinstance(column, LogNormal):
-        return column.draw(len(data))
+        column = column.draw(len(data))
     if isinstance(column, int | float) and not isinstance(column, bool):
         column = [column] * len(data)
     given = _by_client(name, column, data)

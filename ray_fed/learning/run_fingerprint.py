@@ -102,8 +102,7 @@ def say_how_to_take_over(where: str) -> str:
     return (
         "To begin anew with its model, pass another `storage_path` and its `state`, of"
         f' `FileProgramStateManager({where!r}, "round_").load_latest({{"state":'
-        ' process.initialize()})`. If clients keep values, add `"clients": b""` to the'
-        " dictionary."
+        " process.initialize()})`."
     )
 
 

@@ -101,6 +101,7 @@ from ray_fed.observability import reprs
 from ray_fed.observability.progress import RoundProgress
 from ray_fed.program import (
     AdaptiveSampler,
+    AvailabilitySampler,
     ClientData,
     ClientMetrics,
     PoissonSampler,
@@ -820,21 +821,15 @@ class RunLoop:
         moved = self._calls.client_bytes
         own = going.client_metrics
         step = going.step
-        asked = len(cohort) if step is None else step.num_asked
-        timed: dict[str, Any] = {}
+        asked, decided = len(cohort), dict[str, Any](clients=tuple(cohort))
         if step is not None:
-            timed = {
-                "simulated_time": step.time,
-                "wasted_seconds": step.wasted,
-                "versions": step.versions,
-                "live_versions": 1 + len(step.live),
-            }
+            asked, decided = step.num_asked, step.report()
         return RoundRecord(
             index,
-            tuple(cohort),
-            read_training(training),
-            evaluation,
-            seconds,
+            **decided,
+            training=read_training(training),
+            evaluation=evaluation,
+            seconds=seconds,
             retries=0 if report is None else report.num_retries,
             dropped=tuple(cohort[place] for place in dropped),
             bytes_sent=moved and moved.sent * asked,
@@ -844,7 +839,6 @@ class RunLoop:
             spans=() if report is None else tuple(map(tuple, report.spans)),
             candidates=going.candidates,
             client_metrics=None if own is None else stack_metrics(own.result()),
-            **timed,
         )
 
     def _count_read(self) -> int:
@@ -1147,11 +1141,68 @@ def _check_clocked(spec: RunSpec, process: LearningProcess) -> None:
             f" `devices`, whose clock draws ahead of the rounds, found {spec.sampler}:"
             " pass `UniformSampler`, or leave out `devices`."
         )
+    if isinstance(spec.sampler, AvailabilitySampler):
+        raise errors.ConfigError(
+            "Expected a sampler without hours beside `devices`, whose clock knows the"
+            " hour in which a client begins, found an `AvailabilitySampler`: pass"
+            " `UniformSampler`, and the hours as `Devices(hours=)`."
+        )
+    is_poisson = isinstance(spec.sampler, PoissonSampler)
+    if is_poisson and isinstance(spec.schedule, Buffered):
+        raise errors.ConfigError(
+            "Expected a sampler that draws the next clients to begin for `Buffered`,"
+            f" found {spec.sampler}: clients that begin one by one have no round that"
+            " each could join with one probability. Pass `UniformSampler` or"
+            " `WeightedSampler`."
+        )
     if process.has_client_metrics:
         raise errors.ConfigError(
             "Expected a process without metrics of each client beside `devices`, found"
             " one of `with_client_metrics`: leave out one of the two."
         )
+
+
+@tracebacks.shorten
+def verify_clock(
+    history: History,
+    process: LearningProcess,
+    data: Sequence[Dataset] | Mapping[Any, Dataset],
+    *,
+    devices: Devices,
+    schedule: Synchronous | Buffered | None = None,
+    cohort_size: int | None = None,
+    seed: int = 0,
+    sampler: Sampler | None = None,
+) -> None:
+    """Replay the simulated clock of a run, and compare its records.
+
+    Nothing is trained. `history` has the records of the run from its first round on.
+    The other arguments are as for `run`.
+
+    Raises:
+        ConfigError: The arguments do not fit, as for `run`.
+        ValueMismatchError: A record has other clients, versions or simulated seconds
+            than the clock, or is missing.
+    """
+    data, size = with_ids(data), len(data)
+    chosen: Any = choose_sampler(process, size, cohort_size, seed, sampler, None)
+
+    def draw(number: int, k: int | None) -> list[int]:
+        return check_cohort(chosen, chosen.sample(number, size, k), size)
+
+    fleet = devices.fleet(process, data)
+    clock = open_clock(schedule or Synchronous(), fleet, draw, size, cohort_size, seed)
+    first = history[0].round_index if history else 0
+    clock.begin(first, None)
+    for index, record in enumerate(history, first):
+        wanted = {"round_index": index, **clock.advance(index).report()}
+        for name, value in wanted.items():
+            if getattr(record, name) != value:
+                raise errors.ValueMismatchError(
+                    f"Expected {errors.describe(value)} as `{name}` of round"
+                    f" {index + 1}, found {errors.describe(getattr(record, name))}:"
+                    " the history was changed, or its run had other arguments."
+                )
 
 
 def _open(

@@ -97,6 +97,16 @@ class Step:
     starts: bool = False
     live: frozenset[int] = frozenset()
 
+    def report(self) -> dict[str, Any]:
+        """Return the fields of the round's record that the clock decides."""
+        return {
+            "clients": tuple(self.clients),
+            "simulated_time": self.time,
+            "wasted_seconds": self.wasted,
+            "versions": self.versions,
+            "live_versions": 1 + len(self.live),
+        }
+
 
 @tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +191,8 @@ class SynchronousClock:
                 " number of updates that a round takes."
             )
         self._wanted = cohort_size
-        self._asked = math.ceil(schedule.over_selection * cohort_size)
+        # Rounded first: 1.1 * 10 is a little more than 11.
+        self._asked = math.ceil(round(schedule.over_selection * cohort_size, 6))
         if self._asked > num_clients:
             raise errors.ConfigError(
                 f"Expected at least {self._asked} clients in `data`, found"
@@ -217,18 +228,19 @@ class SynchronousClock:
                 updates.append((seconds, client, epochs))
         taken = sorted(updates)[: self._wanted]
         if drawn and not taken and schedule.empty == "error":
+            within = "" if limit == math.inf else f" within {limit:g} simulated seconds"
             raise errors.ConfigError(
-                f"Expected an update of one of {len(asked)} clients in round"
-                f" {index + 1}, found none by the deadline of {limit:g} simulated"
-                " seconds: allow more time, ask more clients, or pass"
-                ' empty="skip".'
+                f"Expected an update of one of {len(drawn)} clients in round"
+                f" {index + 1}, found none{within} of {len(asked)} that began work:"
+                " look at the `hours` and the `drop_out` of devices, allow more time,"
+                ' ask more clients, or pass empty="skip".'
             )
         duration = max(spent.values(), default=0.0)
         # With enough updates, the round does not wait for the others.
         if taken and len(taken) == self._wanted:
             duration = taken[-1][0]
-        clients = sorted(client for _, client, _ in taken)
         epochs_of = {client: epochs for _, client, epochs in taken}
+        clients = [client for client in asked if client in epochs_of]
         lost = [min(s, duration) for c, s in spent.items() if c not in epochs_of]
         self._time += duration
         return Step(
@@ -395,7 +407,7 @@ class BufferedClock:
         """
         schedule, first = self._schedule, self._number
         self._index = index
-        wasted, taken, idle_hours = self._give_up(), list[Task](), 0
+        wasted, taken, idle_hours = list[float](), list[Task](), 0
         while len(taken) < schedule.buffer:
             is_open = not self._fill() and self._fleet.is_there is not None
             hour = _next_hour(self._time) if is_open else math.inf
@@ -416,7 +428,7 @@ class BufferedClock:
                 wasted.append(ended.ends - ended.begins)
             else:
                 taken.append(ended)
-        return self._end(taken, wasted, self._number - first)
+        return self._end(taken, wasted + self._give_up(), self._number - first)
 
     def check(self) -> None:
         """Raise SavedStateError unless the running tasks can belong to this clock.
@@ -441,12 +453,12 @@ class BufferedClock:
             )
 
     def _give_up(self) -> list[float]:
-        """End tasks that would be too old in this step, and return their seconds."""
+        """End tasks that would be too old in the next step; return their seconds."""
         most = self._schedule.max_staleness
         old = [
             task
             for task in self._under_way
-            if most is not None and self._index - task.version > most
+            if most is not None and self._index + 1 - task.version > most
         ]
         for task in old:
             self._remove(task)
@@ -493,8 +505,9 @@ class BufferedClock:
     def _shuffle(self, number: int) -> list[int]:
         """Draw a cohort, and return it in the order in which its clients begin."""
         cohort = self._draw(number, self._schedule.concurrency)
-        order = np.random.default_rng([self._seed, number]).permutation(len(cohort))
-        return [cohort[place] for place in order]
+        # The 1 keeps the order apart from the numbers by which samplers draw cohorts.
+        generator = np.random.default_rng([self._seed, number, 1])
+        return [cohort[place] for place in generator.permutation(len(cohort))]
 
     def _end(self, taken: Sequence[Task], wasted: list[float], begun: int) -> Step:
         weigh = self._schedule.weigh

@@ -75,7 +75,8 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         Args:
             version: The saved version, >= 0.
             structure: A state with the same structure, such as the result of
-                `initialize`. The saved values are returned in its containers. Its
+                `initialize`, or `{"state": process.initialize()}` for a checkpoint of
+                `learning.run`. The saved values are returned in its containers. Its
                 `fl.Serializable` objects tell the classes of saved objects. Its other
                 leaves are ignored.
 
@@ -182,6 +183,11 @@ def _check_version(version: object) -> int:
     return int(version)
 
 
+RUN_PREFIX = "run:"
+"""The beginning of names of values that `learning.run` saves beside its state, such as
+its clock. A structure without these values loads the state alone."""
+
+
 def name_values(structure: Any) -> dict[str, Any]:
     """Return the leaves of a structure by name, to be saved.
 
@@ -228,7 +234,8 @@ def restore_state(saved: dict[str, Any], structure: Any, where: str) -> Any:
     """
     named = flatten_state(structure)
     names = [name for name, _ in named]
-    if set(names) != set(saved):
+    needed = {name for name in saved if not name.startswith(RUN_PREFIX)}
+    if not needed <= set(names) <= set(saved):
         raise errors.ValueMismatchError(
             f"Expected a structure with the values that `{where}` has,"
             f" {sorted(saved)}, found one with {sorted(names)}."

@@ -1,5 +1,7 @@
 """Asynchronous steps: a clock decides, the bits do not depend on who computes."""
 
+import asyncio
+import dataclasses
 import heapq
 import pathlib
 from collections.abc import Callable
@@ -15,17 +17,20 @@ import ray_fed.errors as errors
 from ray_fed.learning import (
     Buffered,
     Guards,
+    History,
     LearningProcess,
     Model,
     build_fed_avg,
     build_mime_lite,
     build_process,
     run,
+    verify_clock,
 )
 from ray_fed.learning.aggregators import clipped, median
 from ray_fed.learning.devices import Devices, LogNormal
 from ray_fed.learning.schedules import BufferedClock, open_clock
 from ray_fed.program import (
+    FileProgramStateManager,
     UniformSampler,
     WeightedSampler,
 )
@@ -70,14 +75,15 @@ class Replay:
                 drawn = np.random.default_rng([7, self.cohorts]).choice(
                     NUM_CLIENTS, 8, replace=False
                 )
-                shuffled = np.random.default_rng([7, self.cohorts]).permutation(8)
-                self.queue = np.sort(drawn)[shuffled].tolist()
+                order = np.random.default_rng([7, self.cohorts, 1]).permutation(8)
+                self.queue = np.sort(drawn)[order].tolist()
                 self.cohorts += 1
             client = self.queue.pop(0)
             if client not in self.busy:
                 break
         pace = np.exp(np.random.default_rng(2).standard_normal(NUM_CLIENTS))[client]
-        chance, share = np.random.default_rng([5, self.number, client]).random(2)
+        draws = np.random.default_rng([5, self.number, client, 1])
+        chance, share = draws.random(2)
         end = self.time + pace * self.sizes[client] * (share if chance < 0.2 else 1)
         event = end, self.number, client, len(self.versions) - 1, chance < 0.2
         heapq.heappush(self.events, event)
@@ -162,10 +168,45 @@ def test_resumed_steps_have_the_same_bits(
             )
     result = train(averaging, clients, 30, storage_path=tmp_path)
     assert digest(result) == digest(whole)
+    manager = FileProgramStateManager(tmp_path, "round_")
+    structure = {"state": averaging.initialize()}
+    saved, version = asyncio.run(manager.load_latest(structure))
+    for found, wanted in zip(
+        saved["state"].weights.trainable, result.state.weights.trainable, strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
+    assert version == 30
     assert len(train(averaging, clients, 5, storage_path=tmp_path).history) == 30
     other = Buffered(concurrency=8, buffer=3, exponent=1.0)
     with pytest.raises(errors.ConfigError, match="`exponent` of the `schedule`"):
         train(averaging, clients, 31, storage_path=tmp_path, schedule=other)
+
+
+def test_a_changed_history_is_found(
+    averaging: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+) -> None:
+    arguments: Any = {"devices": DEVICES, "schedule": SCHEDULE, "seed": 7}
+    state = train(averaging, clients, 3).state
+    train(averaging, clients, 8, storage_path=tmp_path, state=state)
+    train(averaging, clients, 12, storage_path=tmp_path, state=state)
+    records = list(History.load(tmp_path))
+
+    verify_clock(History(records), averaging, clients, **arguments)
+    last = records[-1]
+    for name, changed in (
+        ("clients", last.clients[::-1]),
+        ("versions", (last.versions[0] - 1, *last.versions[1:])),
+        ("simulated_time", np.nextafter(last.simulated_time or 0.0, 0.0)),
+        ("wasted_seconds", last.wasted_seconds + 1),
+        ("live_versions", 1),
+        ("round_index", last.round_index + 1),
+    ):
+        other: Any = {name: changed}
+        history = History([*records[:-1], dataclasses.replace(last, **other)])
+        with pytest.raises(errors.ValueMismatchError, match=f"`{name}` of round 12"):
+            verify_clock(history, averaging, clients, **arguments)
+    with pytest.raises(errors.ValueMismatchError, match="of round 4"):
+        verify_clock(History(records), averaging, clients, **{**arguments, "seed": 8})
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -276,7 +317,7 @@ def test_the_clock_keeps_its_invariants() -> None:
         clock.check()
         assert step.time >= time_before
         assert all(index - 4 <= version <= index for version in step.versions)
-        assert len(step.live) <= 5
+        assert len({*step.live, index + 1}) <= 5
         time_before, begun = step.time, begun + step.num_asked
         wasted += step.wasted
         spent = step.time

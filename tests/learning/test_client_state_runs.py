@@ -2,6 +2,7 @@
 
 # pyright: reportPrivateUsage=false
 
+import asyncio
 import os
 import pathlib
 import signal
@@ -27,7 +28,7 @@ from ray_fed.learning import (
     Model,
     TrainingResult,
 )
-from ray_fed.program import UniformSampler
+from ray_fed.program import FileProgramStateManager, UniformSampler
 
 BatchMaker = Callable[..., list[Any]]
 
@@ -226,6 +227,9 @@ def test_files_of_a_run_that_was_killed_before_its_first_save_go(
 
     (left,) = (tmp_path / "clients").iterdir()
     assert left.name == "8.zip"
+    manager = FileProgramStateManager(tmp_path, "round_")
+    saved, _ = asyncio.run(manager.load_latest({"state": process.initialize()}))
+    assert saved["state"].round_index == 1
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import keras
@@ -22,10 +22,17 @@ from ray_fed.learning import (
     build_fed_prox,
     build_scaffold,
     run,
+    verify_clock,
 )
 from ray_fed.learning.aggregators import dp_mean
 from ray_fed.learning.devices import Devices, LogNormal
-from ray_fed.program import PowerOfChoiceSampler
+from ray_fed.learning.schedules import open_clock
+from ray_fed.program import (
+    AvailabilitySampler,
+    PoissonSampler,
+    PowerOfChoiceSampler,
+    UniformSampler,
+)
 
 SIZES = [2, 3, 4, 5, 6]
 SECONDS = [1.0, 2.0, 0.5, 4.0, 3.0]
@@ -84,6 +91,13 @@ def test_numbers_of_examples_are_those_of_tables_or_given(
     assert fleet.epoch_s.tolist() == [10.0, 40.0]
 
 
+def test_epochs_of_numpy_take_time(linear_model: Model, clients: list[Any]) -> None:
+    epochs: Any = np.int64(3)
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(0.05), epochs=epochs)
+    fleet = Devices(SECONDS).fleet(process, clients)
+    assert fleet.seconds(0) == 3 * 2
+
+
 def test_log_normal_numbers_have_their_median_and_deviation() -> None:
     found = np.log(LogNormal(2.0, 0.5, seed=3).draw(20_000))
     assert np.median(found) == pytest.approx(np.log(2.0), abs=0.02)
@@ -110,6 +124,17 @@ def test_over_selection_takes_the_first_updates(
     assert history[0].wasted_seconds == 12.0  # two clients worked for 6 seconds
     assert history[0].bytes_sent == 5 * moved.sent
     assert history[0].bytes_returned == 3 * moved.returned
+
+
+def test_over_selection_asks_no_client_for_an_error_of_rounding() -> None:
+    fleet = Devices(1.0, examples=1.0).fleet(LearningProcess(None, None), [[]] * 12)
+    schedule = Synchronous(over_selection=1.1)
+
+    def draw(index: int, size: int | None) -> list[int]:
+        return UniformSampler().sample(index, 12, size)
+
+    clock = open_clock(schedule, fleet, draw, 12, 10, seed=0)
+    assert clock.advance(0).num_asked == 11
 
 
 @pytest.mark.parametrize("empty", ["error", "skip"])
@@ -166,6 +191,17 @@ def test_clients_that_drop_out_are_wasted_work(
     assert any(len(record.clients) < 5 for record in history)
 
 
+def test_clients_drop_out_independently_of_the_cohort(
+    averaging: LearningProcess,
+) -> None:
+    fleet = Devices(1.0, examples=1.0, drop_out=0.1).fleet(averaging, [[]] * 20)
+    sampler = PoissonSampler(0.1)
+    cohorts = [sampler.sample(index, 20, None) for index in range(2000)]
+    drops = [fleet.find_drop(0, i) is not None for i in range(2000) if 0 in cohorts[i]]
+    assert len(drops) > 100
+    assert 0.04 < np.mean(drops) < 0.2
+
+
 def test_clients_take_part_in_their_hours(
     averaging: LearningProcess, clients: list[Any]
 ) -> None:
@@ -178,6 +214,9 @@ def test_clients_take_part_in_their_hours(
     assert [record.clients for record in history] == [(0, 1, 2)] * 3
     times = [2 * 3600 + 400.0 * n for n in (1, 2, 3)]
     assert [record.simulated_time for record in history] == times
+    never = Devices(1.0, hours=[[]] * 5)
+    with pytest.raises(errors.ConfigError, match="found none of 0 that began work"):
+        run(averaging, clients, num_rounds=1, devices=never)
 
 
 @pytest.mark.slow
@@ -233,6 +272,7 @@ def test_a_run_with_devices_resumes_its_clock(
     times = [record.simulated_time for record in whole.history]
     assert [record.simulated_time for record in result.history] == times
     assert [r.simulated_time for r in History.load(tmp_path)] == times
+    verify_clock(History.load(tmp_path), averaging, clients, **arguments)
     arguments["schedule"] = Synchronous(over_selection=2)
     with pytest.raises(errors.ConfigError, match=r"`over_selection` of the `schedule`"):
         run(averaging, clients, num_rounds=7, storage_path=tmp_path, **arguments)
@@ -281,7 +321,10 @@ def test_numbers_out_of_range_are_refused(
         ({"devices": Devices([1.0, 2.0, 3.0])}, "for each of 2 clients .* 3 values"),
         ({"devices": Devices([1.0, np.nan])}, r"found \[nan\]"),
         ({"devices": Devices(1.0, upload=[1.0, 0.0])}, r"`upload` of devices, .* \[0"),
+        ({"devices": Devices(1.0, upload=LogNormal(1.0, 1e6))}, "`upload` of devices"),
+        ({"devices": Devices(cast("Any", None))}, "`seconds_per_example`.* found None"),
         ({"devices": Devices(1.0, hours=[[0], [24]])}, "hours"),
+        ({"devices": Devices(1.0, hours=cast("Any", [0, 1]))}, "a list of hours"),
         ({"schedule": Synchronous()}, "Expected `devices` for a `schedule`"),
         ({"devices": 3}, r"`learning\.devices\.Devices` or None"),
         (
@@ -304,6 +347,18 @@ def test_numbers_out_of_range_are_refused(
         (
             {"devices": Devices(1.0), "sampler": PowerOfChoiceSampler(2)},
             "draws without metrics of clients",
+        ),
+        (
+            {"devices": Devices(1.0), "sampler": AvailabilitySampler([[0], [1]])},
+            r"the hours as `Devices\(hours=\)`",
+        ),
+        (
+            {
+                "devices": Devices(1.0),
+                "sampler": PoissonSampler(0.5),
+                "schedule": Buffered(2, 1),
+            },
+            "no round that each could join with one probability",
         ),
     ],
 )
