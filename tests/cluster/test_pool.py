@@ -355,6 +355,35 @@ def test_too_few_workers_with_room_are_an_error_in_time(
     assert time.monotonic() - begun_s >= 1.0
 
 
+def test_worker_that_gets_room_starts_the_wait_for_the_others_anew(
+    build: Callable[..., Pool],
+    actors: list[FakeActor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeActor, "has_place", False)
+    built = build(least=2)
+    judge, judged = built._judge, list[float]()
+
+    async def give_room_at_the_limit() -> None:
+        if len(judged) == 1:
+            actors[0].has_place = True
+            built._pending = -math.inf, 0
+            built._waiting[0].begun_s -= 2 * WAIT_S
+            built._progress_s -= 2 * WAIT_S
+        await judge()
+        judged.append(time.monotonic())
+
+    built._judge = give_room_at_the_limit
+
+    async def run() -> None:
+        counting = asyncio.ensure_future(built.count_workers())
+        await until(lambda: len(judged) > 3 or counting.done())
+        assert not counting.done()
+        counting.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
 def test_round_waits_for_the_minimum_and_for_a_lost_worker_of_it(
     build: Callable[..., Pool], actors: list[FakeActor]
 ) -> None:
