@@ -474,6 +474,27 @@ def test_log_says_what_calls_wait_for_and_says_it_again(
         assert record.message.startswith("A call has waited for ")
 
 
+def test_log_says_what_a_call_waits_for_that_lost_all_its_workers(
+    build: Callable[..., Pool],
+    actors: list[FakeActor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(pool, "_TELL_AFTER_S", 0.1)
+    built = ready(build(), actors)
+    assert len(take(built, count=2)) == 2
+
+    monkeypatch.setattr(FakeActor, "has_place", False)
+    for actor in actors:
+        actor.die()
+    wait_until(lambda: "waiting for room for some workers" in caplog.text)
+    waits_for = asyncio.run(built.await_change(None))
+    built.give_back(built.members)
+
+    assert waits_for == "waiting for room for some workers"
+    assert asyncio.run(built.await_change(waits_for)) == ""
+
+
 def test_worker_handed_to_a_call_that_is_cancelled_goes_to_the_next(
     build: Callable[..., Pool], actors: list[FakeActor]
 ) -> None:
