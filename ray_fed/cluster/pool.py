@@ -281,6 +281,7 @@ class Pool:
         self._holders: LruCache[bytes, str] = LruCache(_HOLDERS)
         self._lock = threading.RLock()
         self._waiting: list[_Waiter] = []
+        self._stranded: _Waiter | None = None  # calls whose workers were all lost
         self._failed_starts: list[str] = []
         self._progress_s = time.monotonic()
         self._told_s: float | None = None
@@ -403,14 +404,29 @@ class Pool:
             if time.monotonic() >= reported_s + _REPORT_S:
                 gauge.set(self.num_ready)
                 reported_s = time.monotonic()
-            if self._waiting:
+            waits = self._waits()
+            if waits:
                 try:
                     await self._judge()
                 except Exception:
                     _logger.debug("The cluster did not say how it is.", exc_info=True)
             else:
                 self._told_s = None
-            await asyncio.sleep(_RETRY_S if self._waiting else _LOOK_S)
+            await asyncio.sleep(_RETRY_S if waits else _LOOK_S)
+
+    def _waits(self) -> list[_Waiter]:
+        """Return the callers that wait for workers.
+
+        A call whose workers were all lost in the middle of its work waits, too. Its
+        subrounds look for other workers by themselves, and have their own limit.
+        """
+        with self._lock:
+            is_busy = any(member.is_busy for member in self.members)
+            if not is_busy or self.num_ready:
+                self._stranded = None
+                return list(self._waiting)
+            self._stranded = self._stranded or _Waiter()
+            return [*self._waiting, self._stranded]
 
     async def _judge(self) -> None:
         num_pending = await self._count_pending()
@@ -420,16 +436,17 @@ class Pool:
             self._progress_s = time.monotonic()
         self._roomless = roomless
         with self._lock:
-            waiting = [(w, self._count(w.member, num_pending)) for w in self._waiting]
+            waiting = [(w, self._count(w.member, num_pending)) for w in self._waits()]
         missing = [(w, c) for w, c in waiting if c.count_missing(w.num_ready)]
-        if missing and len(self._failed_starts) >= MAX_FAILED_STARTS:
+        refusable = [waiter for waiter, _ in missing if waiter is not self._stranded]
+        if refusable and len(self._failed_starts) >= MAX_FAILED_STARTS:
             error = errors.RetryBudgetError(
                 f"Expected workers to start, found {len(self._failed_starts)} failures."
                 f" The last: {self._failed_starts[-1]}",
                 "fatal",
             )
             self._failed_starts.clear()
-            self._refuse_waiters([waiter for waiter, _ in missing], error)
+            self._refuse_waiters(refusable, error)
             return
         now_s, wanted = time.monotonic(), self._config.workers
         for waiter, census in missing:
@@ -600,8 +617,7 @@ class Pool:
             await asyncio.sleep(_RETRY_S)
 
     async def _describe_waits(self) -> str:
-        with self._lock:
-            waiting = list(self._waiting)
+        waiting = self._waits()
         if not waiting:
             return ""
         first = max(waiting, key=lambda waiter: waiter.num_ready)

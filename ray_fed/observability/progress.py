@@ -31,11 +31,26 @@ from ray_fed.observability import events
 _logger = logging.getLogger(__name__)
 
 
-def _open_console() -> rich.console.Console:
-    """Return a console on standard error. It is silent if standard error is closed."""
-    # Rich handles that `sys.stderr` is None, but not that it is closed.
-    is_closed = sys.stderr is not None and sys.stderr.closed
-    return rich.console.Console(stderr=True, quiet=is_closed)
+class _Console(rich.console.Console):
+    """A console on standard error. Work goes on if nothing can be written there.
+
+    The file may be closed, or its disk full, or the program that reads it may be gone.
+    Rich would then raise an error, or end the program.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    @override
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except (OSError, ValueError):
+            self.quiet = True
+
+    @override
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class WaitLine:
@@ -58,7 +73,7 @@ class WaitLine:
         console: rich.console.Console | None = None,
     ) -> Self:
         """Return the line for a value of `Config.progress`; see the module's table."""
-        console = console or _open_console()
+        console = console or _Console()
         if progress == "off":
             return cls(lambda _: None)
         if console.is_jupyter:
@@ -197,7 +212,7 @@ class RoundProgress:
         console: rich.console.Console | None = None,
         done: int = 0,
     ) -> None:
-        console = console or _open_console()
+        console = console or _Console()
         self.draws_waits = console.is_interactive
         self._num_rounds = num_rounds
         self._view = (

@@ -355,6 +355,35 @@ def test_too_few_workers_with_room_are_an_error_in_time(
     assert time.monotonic() - begun_s >= 1.0
 
 
+def test_worker_that_gets_room_starts_the_wait_for_the_others_anew(
+    build: Callable[..., Pool],
+    actors: list[FakeActor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeActor, "has_place", False)
+    built = build(least=2)
+    judge, judged = built._judge, list[float]()
+
+    async def give_room_at_the_limit() -> None:
+        if len(judged) == 1:
+            actors[0].has_place = True
+            built._pending = -math.inf, 0
+            built._waiting[0].begun_s -= 2 * WAIT_S
+            built._progress_s -= 2 * WAIT_S
+        await judge()
+        judged.append(time.monotonic())
+
+    built._judge = give_room_at_the_limit
+
+    async def run() -> None:
+        counting = asyncio.ensure_future(built.count_workers())
+        await until(lambda: len(judged) > 3 or counting.done())
+        assert not counting.done()
+        counting.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
 def test_round_waits_for_the_minimum_and_for_a_lost_worker_of_it(
     build: Callable[..., Pool], actors: list[FakeActor]
 ) -> None:
@@ -443,6 +472,27 @@ def test_log_says_what_calls_wait_for_and_says_it_again(
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     for record in caplog.records:
         assert record.message.startswith("A call has waited for ")
+
+
+def test_log_says_what_a_call_waits_for_that_lost_all_its_workers(
+    build: Callable[..., Pool],
+    actors: list[FakeActor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(pool, "_TELL_AFTER_S", 0.1)
+    built = ready(build(), actors)
+    assert len(take(built, count=2)) == 2
+
+    monkeypatch.setattr(FakeActor, "has_place", False)
+    for actor in actors:
+        actor.die()
+    wait_until(lambda: "waiting for room for some workers" in caplog.text)
+    waits_for = asyncio.run(built.await_change(None))
+    built.give_back(built.members)
+
+    assert waits_for == "waiting for room for some workers"
+    assert asyncio.run(built.await_change(waits_for)) == ""
 
 
 def test_worker_handed_to_a_call_that_is_cancelled_goes_to_the_next(

@@ -1,9 +1,14 @@
 """How far a run is: what is shown, and what of it where no terminal is."""
 
+import errno
+import io
 import pathlib
 import re
+import sys
+from typing import Never
 
 import pytest
+from typing_extensions import override
 
 from ray_fed.learning import RoundRecord, run
 from ray_fed.learning.run_loop import show_metrics
@@ -44,6 +49,26 @@ def test_terminal_has_a_bar_that_begins_where_the_run_was(
     run(build_tally(), CLIENTS, num_rounds=3, storage_path=tmp_path, progress=True)
 
     assert "3/3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "full"), BrokenPipeError(), ValueError("closed")],
+    ids=repr,
+)
+def test_run_goes_on_if_its_progress_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    class Unwritable(io.StringIO):
+        @override
+        def write(self, text: str) -> Never:
+            raise error
+
+    monkeypatch.setattr(sys, "stderr", Unwritable())
+
+    result = run(build_tally(), CLIENTS, num_rounds=3, progress=True)
+
+    assert (len(result.history), result.reason) == (3, "finished")
 
 
 def test_numbers_of_training_and_evaluation_are_told_apart() -> None:
