@@ -144,7 +144,7 @@ def _check_settings(original: Any, remade: Any) -> None:
         if not _is_alike(value, now):
             raise _lost(
                 original,
-                f"`{reprs.shorten(str(now))}` as `{name}`, not"
+                f"`{name}` of `{reprs.shorten(str(now))}`, not"
                 f" `{reprs.shorten(str(value))}`",
             )
 

@@ -534,7 +534,7 @@ def test_state_that_what_is_saved_goes_before_is_told(
 
     assert again.state == first.state != other
     (told,) = caplog.messages
-    assert "saved after round 2. The `state`" in told
+    assert "saved state after round 2. The arguments" in told
 
 
 def test_run_with_more_rounds_behind_it_is_returned_with_a_warning(

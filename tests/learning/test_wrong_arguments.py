@@ -77,7 +77,7 @@ def test_a_run_takes_clients_by_index_or_id(
 @pytest.mark.parametrize(
     ("client", "text"),
     [
-        (pd.DataFrame({"x": [1.0]}), "`data.0.` has, found a table .*from_table"),
+        (pd.DataFrame({"x": [1.0]}), "client `data.0.`, found a table .*from_table"),
         (
             (np.ones((4, 3), "f4"), np.ones((4, 1), "f4")),
             r"found a tuple of 2 arrays: `\[\(x, y\)\]` has one batch",
