@@ -20,7 +20,7 @@ def told() -> Any:
 
 @pytest.mark.parametrize("name", WORK)
 def test_work_on_a_ray_that_was_left_says_so(told: Any, name: str) -> None:
-    assert told[name].startswith("ContextStateError: Expected the Ray that this was")
+    assert told[name].startswith("ContextStateError: Expected this process to be")
     assert "`ray.shutdown` was called" in told[name]
 
 
