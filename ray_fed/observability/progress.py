@@ -15,7 +15,6 @@ import datetime as dt
 import html
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, Literal, Self
