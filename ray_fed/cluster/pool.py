@@ -740,11 +740,14 @@ class Pool:
         """Return the handles for a subround, and the name and description of each.
 
         Its own workers come first. Handles of other workers follow as replacements:
-        first ready workers, then workers on other nodes, then idle workers.
+        first ready workers, then workers on other nodes, then idle workers. Workers
+        without room are in the order of Ray's queue, so the next ones with room come
+        first.
         """
         with self._lock:
             others = [m for m in self.members if m not in team and not m.refusal]
             nodes = {member.node for member in team}  # a lost node loses them all
+            others.sort(key=lambda m: m.since_s)
             others.sort(key=lambda m: (m.described is None, m.node in nodes, m.is_busy))
             ordered = [*team, *others][: max(len(team), _HANDLES)]
             known = tuple((m.name, m.described) for m in ordered)
