@@ -746,11 +746,12 @@ class Pool:
 
         The workers of `team` come first. The others are replacements, which a subround
         uses if it loses a worker. Replacements that are ready, on other nodes than the
-        team, and idle come first.
+        team, and idle come first. Workers without room are in the order of Ray's queue.
         """
         with self._lock:
             others = [m for m in self.members if m not in team and not m.refusal]
-            nodes = {member.node for member in team}  # the loss may be a node's
+            nodes = {member.node for member in team}  # a lost node loses them all
+            others.sort(key=lambda m: m.since_s)
             others.sort(key=lambda m: (m.described is None, m.node in nodes, m.is_busy))
             ordered = [*team, *others][: max(len(team), _HANDLES)]
             known = tuple((m.name, m.described) for m in ordered)

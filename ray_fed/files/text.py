@@ -23,7 +23,9 @@ COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".lz4")
 _CODECS = {
     b"\x1f\x8b\x08": "gzip",
     b"BZh91AY&": "bz2",
+    b"BZh9\x17rE8": "bz2",  # a first member without content
     b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x50\x2a\x4d\x18": "zstd",  # the frame of sizes with which `pzstd` begins
     b"\x04\x22\x4d\x18": "lz4",
 }
 """First bytes of compressed files that Arrow can decompress, and the codec."""

@@ -430,11 +430,15 @@ def _read_clients(given: Any, member: fl.Type, caster: Callable[[Any], Any]) -> 
     `caster` casts a client's batches to the types of the model. Raises ConfigError if
     the value is neither a pair, nor batches, nor clients.
     """
+    if isinstance(given, tuple) and given and all(map(_is_client, cast("Any", given))):
+        given = list(cast("tuple[Any, ...]", given))
     is_batch = isinstance(given, Mapping) and any(map(_is_array, given.values()))
     is_pair = isinstance(given, tuple) and len(given) == 2  # noqa: PLR2004
     if (
         (is_batch and isinstance(member, fl.SequenceType))
         or (isinstance(given, tuple) and not is_pair)
+        or (is_pair and any(part is None for part in given))
+        or isinstance(given, str | int | float)
         or _is_array(given)
     ):
         raise errors.ConfigError(
@@ -466,6 +470,12 @@ def _read_clients(given: Any, member: fl.Type, caster: Callable[[Any], Any]) -> 
     return ClientData.from_values(dict(zip(ids, read, strict=True)), member)
 
 
+def _is_client(value: Any) -> bool:
+    """Return whether a value is the data of one client, and not a list of rows."""
+    is_list = isinstance(value, list) and (not value or isinstance(value[0], Mapping))
+    return is_list or isinstance(value, _OF_ONE_CLIENT)
+
+
 def _cut_batch(batch: Mapping[str, Any]) -> list[Any]:
     check_batches({0: [batch]})
     (num_rows,) = count_rows([batch])
@@ -490,7 +500,10 @@ def _describe_batch(given: Any) -> str:
     if isinstance(given, Mapping):
         return f"one batch, of {list(given)}: put it in a list"
     if isinstance(given, tuple):
-        return f"a tuple of {len(given)}"
+        has_none = any(part is None for part in given)
+        return f"a tuple of {len(given)}" + ", with None" * has_none
+    if isinstance(given, str | int | float):
+        return errors.describe(given)
     return f"an array of the shape {np.shape(given)}"
 
 

@@ -648,6 +648,25 @@ def test_subround_is_given_workers_of_other_nodes_first(
     assert len(built.in_order(built.members)[0]) == 6
 
 
+def test_subround_is_given_the_workers_that_get_room_next(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = ready(build(most=6), actors)
+    for number in (1, 2, 3, 5, 4):  # Ray places the first of them first
+        built.lose(f"worker {number}", DESCRIBED.pid)
+
+    _, known = built.in_order(built.members[:1])
+
+    names = [name for name, _ in known]
+    assert names == ["worker 0", "worker 1", "worker 2", "worker 3"]
+
+    built.members[1].since_s = time.monotonic()  # it had room again, and lost it
+    _, known = built.in_order(built.members[:1])
+
+    names = [name for name, _ in known]
+    assert names == ["worker 0", "worker 2", "worker 3", "worker 5"]
+
+
 class Source:
     """Stands for a source of clients, which nobody reads."""
 

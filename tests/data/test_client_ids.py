@@ -9,6 +9,7 @@ import logging
 import lzma
 import pathlib
 import sqlite3
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -251,11 +252,20 @@ def zstd(content: bytes) -> bytes:
     return pa.compress(content, "zstd", asbytes=True)
 
 
+def pzstd(content: bytes) -> bytes:
+    """Return two frames, each behind its size, as `pzstd` writes them."""
+    frames = [zstd(content[:9]), zstd(content[9:])]
+    sizes = [b"\x50\x2a\x4d\x18" + struct.pack("<II", 4, len(f)) for f in frames]
+    return sizes[0] + frames[0] + sizes[1] + frames[1]
+
+
 CODECS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".GZ": gzip.compress,
     ".bz2": bz2.compress,
     ".zst": zstd,
+    ".BZ2": lambda content: bz2.compress(b"") + bz2.compress(content),
+    ".zstd": pzstd,
     "": gzip.compress,
 }
 

@@ -623,6 +623,7 @@ def test_validation_data_are_evaluated(
         {"validation_data": [batch]},
         {"validation_data": {"c": [batch]}, "evaluate": evaluation},
         {"validation_data": clients[2:], "evaluate": of_weights},
+        {"validation_data": ([batch], []), "evaluate": evaluation},
     ]
     found = [
         run(process, clients[:2], num_rounds=1, **way).history[0].evaluation
@@ -638,6 +639,9 @@ def test_validation_data_are_evaluated(
         ({"validation_data": [batch], "evaluate": evaluate}, "has its own data"),
         ({"validation_data": batch["x"], "evaluate": evaluation}, "a pair `"),
         ({"validation_data": batch, "evaluate": evaluation}, "put it in a list"),
+        ({"validation_data": (batch["x"], None), "evaluate": evaluation}, "with None"),
+        ({"validation_data": 3, "evaluate": evaluation}, "found 3"),
+        ({"validation_data": "a.csv", "evaluate": evaluation}, "found 'a.csv'"),
     ]:
         with pytest.raises(errors.ConfigError, match=said):
             run(plain, clients, num_rounds=1, **cast("Any", arguments))
