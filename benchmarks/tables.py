@@ -29,19 +29,18 @@ from numpy.typing import NDArray
 
 from benchmarks.hosting import read_status
 
-_WIDTH = 24
-_ROW_BYTES = 4 * _WIDTH + 4  # f32[24] and i32[]
+WIDTH = 24
+ROW_BYTES = 4 * WIDTH + 4  # f32[24] and i32[]
 _BATCHES = fl.SequenceType(
     fl.StructWithPythonType(
         [
-            ("x", fl.TensorType(np.float32, [None, _WIDTH])),
+            ("x", fl.TensorType(np.float32, [None, WIDTH])),
             ("y", fl.TensorType(np.int32, [None])),
         ],
         dict,
     )
 )
 _WORKER_BYTES = 64 * 2**20  # clients that a worker keeps between rounds
-_SPREAD = 1e4  # the largest client, of the smallest
 _CHUNK_ROWS = 100_000
 _KILL_AFTER_S = 0.02
 _NUM_KILLED = 3  # rounds that run again while a worker is killed
@@ -58,6 +57,7 @@ class Shape:
         cohort: clients of a round.
         group_rows: rows of a row group.
         is_sorted: whether rows are in the order of clients.
+        spread: The size of the largest client divided by the smallest one's.
     """
 
     num_bytes: int
@@ -66,14 +66,15 @@ class Shape:
     cohort: int
     group_rows: int
     is_sorted: bool
+    spread: float = 1e4
 
 
 def draw_sizes(shape: Shape) -> NDArray[np.int64]:
     """Return the rows of each client, at least one."""
     normal = np.random.default_rng(0).normal(size=shape.num_clients)
-    scale = math.log(_SPREAD) / (normal.max() - normal.min())
+    scale = math.log(shape.spread) / (normal.max() - normal.min())
     sizes = np.exp(scale * normal)
-    rows = sizes * shape.num_bytes / _ROW_BYTES / sizes.sum()
+    rows = sizes * shape.num_bytes / ROW_BYTES / sizes.sum()
     return np.maximum(1, np.round(rows)).astype(np.int64)
 
 
@@ -89,10 +90,10 @@ def write_table(path: pathlib.Path, shape: Shape) -> None:
     writer = None
     for start in range(0, len(who), _CHUNK_ROWS):
         ids = who[start : start + _CHUNK_ROWS]
-        values = rng.random(len(ids) * _WIDTH, np.float32)
+        values = rng.random(len(ids) * WIDTH, np.float32)
         columns = {
             "who": ids,
-            "x": pa.FixedSizeListArray.from_arrays(pa.array(values), _WIDTH),
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(values), WIDTH),
             "y": rng.integers(0, 5, len(ids), np.int32),
         }
         rows = pa.table(columns)
@@ -123,7 +124,7 @@ def build_work(type_spec: fl.Type) -> Any:
             gradient = tf.linalg.matvec(batch["x"], error, transpose_a=True)
             return weights - 0.001 * gradient
 
-        return batches.reduce(tf.zeros([_WIDTH]), step)
+        return batches.reduce(tf.zeros([WIDTH]), step)
 
     @fl.federated_computation(fl.FederatedType(type_spec, fl.CLIENTS))
     def work(clients: Any) -> Any:
@@ -163,7 +164,7 @@ class Proof:
     def _warm_up(self, data_class: Any) -> None:
         """Load all libraries: run a round without the table, on all workers."""
         importlib.import_module("pyarrow.dataset")
-        batch = {"x": np.zeros([1, _WIDTH], np.float32), "y": np.zeros(1, np.int32)}
+        batch = {"x": np.zeros([1, WIDTH], np.float32), "y": np.zeros(1, np.int32)}
         data = data_class.from_values([[batch]] * 64, _BATCHES)
         self._context.invoke(self._work, data)
 
@@ -179,7 +180,7 @@ class Proof:
             found.append(self._run(cohort))
             seconds.append(time.perf_counter() - started)
             read = sum(count_read(pid) - before.get(pid, 0) for pid in self._pids())
-            own = float(weights[cohort].sum()) * _ROW_BYTES  # pyright: ignore[reportOptionalSubscript]
+            own = float(weights[cohort].sum()) * ROW_BYTES  # pyright: ignore[reportOptionalSubscript]
             ratios.append(read / own)
         grown = read_status(os.getpid(), "VmRSS") - self._start
         return {
