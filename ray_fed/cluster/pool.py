@@ -3,7 +3,8 @@
 Ray starts the actors, places them, and restarts them when their processes die. The pool
 knows which workers are ready, and gives each worker to one subround (the part of a
 round that one Ray task runs) at a time. If a round waits for workers, the pool logs
-the missing workers.
+the missing workers. The pool also decides which subrounds are stragglers, and how
+workers end.
 
     starting --loaded--> ready --taken--> busy --given back--> ready
         ^                  |                |

@@ -1,7 +1,8 @@
 """Connects to Ray or starts it, and runs plans on a pool of workers there.
 
 A plan is the work of one subround (a part of a round) or of the finish of a round, as
-data. A `Session` has the connection and the pool, and a `RayRunner` runs the plans.
+data. A `Session` has the connection and the pool. A `RayRunner` runs the plans, and
+sets the time limits and budgets of each plan.
 """
 
 import asyncio

@@ -93,7 +93,11 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """The rounds on one group of workers, and the reports of what they wait for."""
+    """One group of workers: `Config.workers`, or one of `Config.worker_groups`.
+
+    `rounds` runs calls on the group. `startup` reports the workers for which these
+    calls wait.
+    """
 
     rounds: Rounds
     startup: StartupProgress

@@ -175,10 +175,11 @@ async def select_all(
 def split_rows(
     rows: Sequence[NDArray[Any]], all_keys: Sequence[Any]
 ) -> list[ColumnarSequence]:
-    """Divide the elements of all clients into one sequence for each client.
+    """Divide the elements of a `federated_select` into one sequence for each client.
 
-    `rows` has an array for each tensor of an element. Its first dimension has the keys
-    of the first client, then the keys of the second client, and so on.
+    `all_keys` has the keys of each client. `rows` has an array for each tensor of an
+    element. An array has one row for each key: first for the keys of the first client,
+    then for the keys of the second client, and so on.
     """
     ends = itertools.accumulate(map(len, all_keys), initial=0)
     return [

@@ -98,7 +98,10 @@ class _Metadata:
 
 @dataclasses.dataclass(frozen=True)
 class _Message:
-    """One message of a file. `start` and `body` are positions in the file."""
+    """One message of an Arrow file.
+
+    `start` and `body` are the byte offsets of the message and of its data in the file.
+    """
 
     start: int
     metadata: _Metadata

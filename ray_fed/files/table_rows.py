@@ -330,7 +330,10 @@ class TableRows(abc.ABC):
 
     @abc.abstractmethod
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:
-        """Return columns of the rows with the ascending numbers `rows`, in Arrow."""
+        """Return some columns of some rows as a `pyarrow.Table`.
+
+        `rows` has the numbers of the rows, ascending.
+        """
 
 
 def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
@@ -372,7 +375,11 @@ def to_arrow(table: Any, columns: Iterable[str]) -> Any:
 
 
 def _check_bytes(found: Any, table: Any) -> Any:
-    """Return the Arrow table `found`, or raise if Arrow turned text into bytes."""
+    """Return `found`, the Arrow form of `table`.
+
+    Raises TypeError if a column of `table` has text and bytes, which Arrow turns into
+    bytes.
+    """
     for field in found.schema:
         is_bytes = pyarrow.types.is_binary(field.type)
         if is_bytes and any(isinstance(value, str) for value in table[field.name]):

@@ -92,8 +92,8 @@ class TextFormat(Format):
         if (other := _codec_of(begin, _OTHER_CODECS)) is not None:
             raise errors.UnsupportedError(
                 f"Expected {self.name} files, plain or compressed by one of"
-                f" {sorted(_CODECS.values())}, found compression by {other}: decompress"
-                " the files, or compress them by one of these."
+                f" {sorted(set(_CODECS.values()))}, found compression by {other}:"
+                " decompress the files, or compress them by one of these."
             )
         codec = _codec_of(begin, _CODECS)
         if codec is None:

@@ -1,4 +1,4 @@
-"""Saves a run while its rounds continue.
+"""Saves a run while its rounds continue, and describes saved runs.
 
     round r   r+1   r+2   r+3   r+4          rounds that are done
     save r --------------> save r+3 ----->   saves of their states

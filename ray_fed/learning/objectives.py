@@ -185,9 +185,10 @@ def _is_close(one: Any, other: Any) -> bool:
 
 
 def find_reshape(loss: Callable[[Any, Any], Any], rows: SampleRows) -> Reshape:
-    """Return the change of labels and predictions that a loss needs, usually none.
+    """Return a function that gives labels and predictions the shapes that a loss needs.
 
-    If one of the two lacks an axis of the other, the change adds the axis. Otherwise
+    It is found by trials of the loss on the sample `rows`. Usually it changes nothing.
+    If labels or predictions lack an axis of the other, it adds the axis. Otherwise
     broadcasting would mix rows.
     """
     for reshape in rows.reshapes if len(rows.reshapes) > 1 else ():

@@ -166,7 +166,9 @@ def log_normal(
 
 @tracebacks.shorten
 def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
-    """Return the indices of each owner's examples, by owner. Both are in order.
+    """Return a dictionary from each owner to the indices of its examples.
+
+    Owners are sorted, and the indices of each owner ascend.
 
     Args:
         owners: Owner of each example, such as a writer or a device, [n].

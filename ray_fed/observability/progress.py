@@ -6,7 +6,8 @@
     elsewhere   INFO lines of the log; with           lines on standard error: the first
                 progress="on" on standard error       round, the last, some between
 
-Both are event sinks. ray_fed's thread and the user's loop call them.
+Both are event sinks. ray_fed's thread and the user's loop call them. `show_metrics` in
+`learning/run_loop.py` writes the metrics of a line.
 """
 
 import collections

@@ -115,7 +115,10 @@ class RoundReport(pydantic.BaseModel):
 
     @property
     def retries(self) -> dict[str, int]:
-        """The number of failures of each kind: crash, preemption, memory, hang."""
+        """The number of failed attempts by kind: crash, preemption, memory, hang.
+
+        Attempts that a faster copy overtook do not count.
+        """
         ends = [lost.ended for s in self.subrounds for lost in s.lost]
         return dict(collections.Counter(end for end in ends if end != "slower"))
 

@@ -491,7 +491,9 @@ class OortSampler:
         k: int | None,
         seen: Mapping[int, ClientMetrics],
     ) -> list[int]:
-        """Return the clients. The arguments are as in `AdaptiveSampler.propose`.
+        """Return the indices of the `k` clients of a round, which `choose` keeps.
+
+        The arguments are as in `AdaptiveSampler.propose`.
 
         Raises:
             ConfigError: There are fewer clients than `k`, `k` is None, or the clients

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(570)
 def test_benchmark_prints_a_table_of_two_nodes() -> None:
     command = "benchmarks.growth --part nodes --quick"

@@ -387,9 +387,11 @@ def test_steps_on_ray_have_the_bits_of_threads(
 ) -> None:
     # Without `subrounds`, such short work would run on one worker. Tests of faults
     # compare rounds of two workers.
-    on_ray = [ray_contexts(workers=count, subrounds=count) for count in (1, 3)]
     found: list[str] = []
-    for context in (local_contexts(workers=2), *on_ray):
+    for workers in (0, 1, 3):
+        context = local_contexts(workers=2)
+        if workers:
+            context = ray_contexts(workers=workers, subrounds=workers)
         fl.framework.set_default_context(context)
         found.append(digest(buffered_script.train(None)))
     assert len(set(found)) == 1

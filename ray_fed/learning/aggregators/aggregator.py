@@ -61,7 +61,10 @@ class Aggregation:
 
 
 class Aggregator(abc.ABC):
-    """Combines the updates of a round's clients, once it is built for their type."""
+    """A rule that combines the updates of a round's clients, for updates of any type.
+
+    `build` returns the computations for one type.
+    """
 
     @property
     def sums_show_broken(self) -> bool:
@@ -239,7 +242,10 @@ class Prepared(Aggregator):
         """Return the new state, and metrics by name, from the summed counts."""
 
     def client_state(self, update_type: fl.Type) -> Any:
-        """Return the arrays that a client keeps before its first round, or None."""
+        """Return the first values that each client keeps, as a structure of arrays.
+
+        None: clients keep nothing for this aggregator.
+        """
         del update_type
         return None
 

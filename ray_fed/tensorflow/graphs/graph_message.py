@@ -612,7 +612,10 @@ def find_used(message: TensorFlowMessage) -> list[bool]:
 
 
 def check_portable(message: TensorFlowMessage) -> None:
-    """Raise UnsupportedError if a graph calls Python, which other processes cannot."""
+    """Raise UnsupportedError if a graph calls a Python function.
+
+    The function exists only in the process that traced the graph.
+    """
     graph_def = _read_any(message)
     if any(_callback_ops(graph_def)):
         raise _stays_error(graph_def)

@@ -611,8 +611,8 @@ class ShapedClients:
         """Return the accumulators with the results of some clients added.
 
         `clients` has the first client and one past the last, i64[], at least one
-        client. `constants` has tensors, and then `GraphImporter.numbers`. `data` is the
-        result of `prepare`.
+        client. `constants` has the tensors that all clients share, and then numbers
+        such as a learning rate, f64[numbers]. `data` is the result of `prepare`.
         """
         first, stop = clients
 

@@ -350,10 +350,11 @@ class SelectionGraph:
     def run(
         self, constants: Sequence[Any], keys: NDArray[np.int32]
     ) -> list[NDArray[Any]]:
-        """Return the tensors of the selected elements, stacked in key order.
+        """Return one array for each tensor of an element. Row i is for `keys[i]`.
 
         Args:
-            constants: The constants, as plain values or tensors in tuples.
+            constants: The values that all keys share, such as the array from which
+                elements are selected, as plain values or tensors in tuples.
             keys: The keys, i32[keys].
         """
         flat = trees.flatten(tuple(constants))

@@ -289,7 +289,8 @@ class Iterator(Carried):
     """An iterator of a dataset: a pass over a stream that can be resumed.
 
     `stream` is None before the iterator is initialized. `state` is the state of the
-    pass. `original` is as in `Carried`.
+    pass. `original` is the object of which this one is a copy in a loop or branch, or
+    None if this is not a copy.
     """
 
     def __init__(
