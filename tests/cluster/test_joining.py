@@ -201,7 +201,7 @@ def test_process_that_is_connected_joins_no_other(
     here = ray.get_runtime_context().gcs_address
 
     joining.check_connected(here)
-    with pytest.raises(errors.ContextStateError, match=f"one at .{here}"):
+    with pytest.raises(errors.ContextStateError, match=f"Ray at .{here}"):
         joining.check_connected(other)
 
 
