@@ -125,7 +125,9 @@ def test_merged_values_count_as_broadcast(ray_contexts: ContextFactory) -> None:
         assert sum(subround.bytes_sliced for subround in subrounds) == 5 * 4
 
 
-SETTLED, MIDDLE, NUM_ROUNDS = 40, 80, 120
+SETTLED, MIDDLE, NUM_ROUNDS = 100, 200, 300
+"""Coordinators grow by a tenth in the first hundred rounds, and by a hundredth in the
+next two hundred (2026-11-30)."""
 NUM_MEASURED = 9
 """Rounds up to each of these whose median counts: of a busy machine, one round more or
 less is under way when memory is read."""
@@ -204,7 +206,7 @@ def print_memory() -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_memory_stays_flat_over_120_rounds() -> None:
+def test_memory_stays_flat_over_300_rounds() -> None:
     # A process of its own: one of tests has gigabytes of others', which move.
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.contexts.test_memory"],
@@ -216,12 +218,12 @@ def test_memory_stays_flat_over_120_rounds() -> None:
     *lines, left = done.stdout.splitlines()[-NUM_ROUNDS - 1 :]
     measured = [json.loads(line) for line in lines]
 
-    at_50, at_125, at_200 = (
+    settled, middle, end = (
         median_bytes(measured[:last]) for last in (SETTLED, MIDDLE, NUM_ROUNDS)
     )
     grown = {
-        pid: ((at_125[pid] - size) / size, (at_200[pid] - at_125[pid]) / size)
-        for pid, size in at_50.items()
+        pid: ((middle[pid] - size) / size, (end[pid] - middle[pid]) / size)
+        for pid, size in settled.items()
     }
     assert len(grown) >= 3
     # What rounds leave behind is in both halves; what is taken once, in one of them.
