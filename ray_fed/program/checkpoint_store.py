@@ -497,6 +497,11 @@ class Folder:
         """Return each name in the folder, and whether the name is a folder."""
         self._system.invalidate_cache()
         try:
+            if self._is_local:
+                # fsspec leaves out files that are removed while it looks at each file,
+                # so it could miss the latest version of a program that saves.
+                with os.scandir(self._root) as found:
+                    return [(e.name, e.is_dir(follow_symlinks=False)) for e in found]
             entries = self._system.ls(self._root, detail=True)
         except FileNotFoundError:
             return []

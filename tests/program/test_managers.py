@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import errno
 import functools
 import io
@@ -15,7 +16,7 @@ import socket
 import struct
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import federated_language as fl
@@ -27,6 +28,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.files import opening
 from ray_fed.program import FileProgramStateManager, RayFederatedContext
+from ray_fed.program.checkpoint_store import Versions
 from ray_fed.tensorflow import computation
 
 
@@ -655,3 +657,27 @@ def test_leftover_of_a_killed_program_is_removed(tmp_path: pathlib.Path) -> None
 
     assert not leftover.exists()
     assert run(manager.get_versions()) == [1, 2, 3]
+
+
+def test_versions_that_are_removed_during_a_listing_are_listed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = Versions(tmp_path, "round_")
+    for number in (1, 2, 3):
+        versions.write(number, {"a": np.float32(number)})
+    scandir = os.scandir
+
+    def remove_after_each(entries: list[Any]) -> Iterator[Any]:
+        for entry in entries:
+            yield entry
+            for number in (1, 2, 3):
+                (tmp_path / f"round_{number}.zip").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def list_slowly(path: Any) -> Generator[Any]:
+        with scandir(path) as found:
+            entries = list(found)
+        yield remove_after_each(entries)
+
+    monkeypatch.setattr(os, "scandir", list_slowly)
+    assert versions.find() == [1, 2, 3]
