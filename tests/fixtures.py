@@ -42,11 +42,11 @@ def report_of(context: ExecutionContext) -> RoundReport:
     return context.last_report
 
 
-def run_script(*arguments: str | pathlib.Path, timeout_s: float, **env: str) -> Any:
+def run_python(*arguments: str | pathlib.Path, timeout_s: float, **env: str) -> str:
     """Run Python with these arguments in a new process, with more variables `env`.
 
-    Returns the value of the last line of its output, which must be JSON. Raises an
-    error if the process fails, or runs for over `timeout_s` seconds.
+    Returns its standard output. Raises an error if the process fails, or runs for over
+    `timeout_s` seconds.
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
@@ -56,7 +56,13 @@ def run_script(*arguments: str | pathlib.Path, timeout_s: float, **env: str) -> 
         timeout=timeout_s,
         env=os.environ | env,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def run_script(*arguments: str | pathlib.Path, timeout_s: float, **env: str) -> Any:
+    """Run Python as `run_python` does; return the JSON value of its last line."""
+    printed = run_python(*arguments, timeout_s=timeout_s, **env)
+    return json.loads(printed.splitlines()[-1])
 
 
 class Seen(list[events.Event]):

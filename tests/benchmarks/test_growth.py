@@ -1,29 +1,20 @@
 """The benchmark of growth, in its short form."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.fixtures import run_python
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(570)
 def test_benchmark_prints_a_table_of_two_nodes() -> None:
-    command = "benchmarks.growth --part nodes --quick"
+    command = "-m benchmarks.growth --part nodes --quick"
 
-    ran = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        check=False,
-    )
+    printed = run_python(*command.split(), timeout_s=560, RAY_USAGE_STATS_ENABLED="0")
 
-    assert ran.returncode == 0, ran.stderr[-2000:]
     names, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in ran.stdout.splitlines()
+        for line in printed.splitlines()
     ]
     (figures,) = [dict(zip(names, row, strict=True)) for row in rows]
     assert (figures["nodes"], figures["workers"], figures["subrounds"]) == ("2",) * 3

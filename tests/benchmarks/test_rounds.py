@@ -1,9 +1,6 @@
 """The benchmark of rounds, in a short form: all of its parts, and what fails it."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,23 +8,17 @@ import pytest
 
 from benchmarks import rounds, workloads
 from ray_fed.program import ClientData
+from tests.fixtures import run_python
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(570)
 def test_benchmark_prints_one_line_of_figures_that_agree() -> None:
-    command = "benchmarks.rounds --workload tiny --clients 20 --workers 1 --rounds 1"
+    command = "-m benchmarks.rounds --workload tiny --clients 20 --workers 1 --rounds 1"
 
-    ran = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        check=False,
-    )
+    printed = run_python(*command.split(), timeout_s=560, RAY_USAGE_STATS_ENABLED="0")
 
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    line, *others = ran.stdout.splitlines()
+    line, *others = printed.splitlines()
     assert others == []
     figures = json.loads(line)
     assert figures["clients"] == 20

@@ -6,8 +6,6 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +21,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import LearningProcess, Model, build_fed_avg
 from ray_fed.program import RayFederatedContext
-from tests.fixtures import ContextFactory, RayMemory, report_of
+from tests.fixtures import ContextFactory, RayMemory, report_of, run_python
 
 MODEL = fl.TensorType(np.float32, [40_000])
 DATA = fl.TensorType(np.float32, [7_500])
@@ -208,14 +206,8 @@ def print_memory() -> None:
 @pytest.mark.timeout(500)
 def test_memory_stays_flat_over_300_rounds() -> None:
     # A process of its own: one of tests has gigabytes of others', which move.
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.contexts.test_memory"],
-        cwd=pathlib.Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    *lines, left = done.stdout.splitlines()[-NUM_ROUNDS - 1 :]
+    printed = run_python("-m", "tests.contexts.test_memory", timeout_s=490)
+    *lines, left = printed.splitlines()[-NUM_ROUNDS - 1 :]
     measured = [json.loads(line) for line in lines]
 
     settled, middle, end = (
