@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -63,6 +64,27 @@ def run_script(*arguments: str | pathlib.Path, timeout_s: float, **env: str) -> 
     """Run Python as `run_python` does; return the JSON value of its last line."""
     printed = run_python(*arguments, timeout_s=timeout_s, **env)
     return json.loads(printed.splitlines()[-1])
+
+
+def collect_garbage() -> None:
+    """Collect all garbage, also if another thread collects garbage at the same time.
+
+    `gc.collect` does nothing while another thread does so, such as a thread of a test
+    before whose garbage has finalizers.
+    """
+    this_thread, begun = threading.get_ident(), list[bool]()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        is_whole = phase == "start" and info["generation"] == 2
+        if is_whole and threading.get_ident() == this_thread:
+            begun.append(True)
+
+    gc.callbacks.append(note)
+    try:
+        while not begun:
+            gc.collect()
+    finally:
+        gc.callbacks.remove(note)
 
 
 class Seen(list[events.Event]):

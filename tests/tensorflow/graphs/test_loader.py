@@ -5,7 +5,6 @@
 import asyncio
 import collections
 import concurrent.futures
-import gc
 import json
 import pathlib
 import subprocess
@@ -24,6 +23,7 @@ import ray_fed.tensorflow.graphs.loader as loader
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.language import blocks
+from tests.fixtures import collect_garbage
 
 NUM_CALLS = 32
 NUM_STEPS = 2000
@@ -426,7 +426,7 @@ class TestLibraries:
 
     @staticmethod
     def registered() -> set[str]:
-        gc.collect()
+        collect_garbage()
         eager: Any = context.context()
         names: list[str] = eager.list_function_names()
         # TensorFlow keeps a function of its own for each op that runs eagerly.
