@@ -624,9 +624,7 @@ class Versions(Folder):
         Raises:
             StorageError: The place cannot be listed.
         """
-        # A listing can miss a version that is removed and the one that replaces it.
-        listed = self._list() or self._list()
-        return sorted({version for version, _, _ in listed})
+        return sorted({version for version, _, _ in self._list()})
 
     def removable(self) -> list[int]:
         """Return the numbers of versions that are files, ascending, for `remove`."""
