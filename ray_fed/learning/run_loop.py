@@ -1077,7 +1077,7 @@ def run(
     )
     clock = None
     if devices is not None:
-        _check_clocked(spec, process)
+        _check_clocked(spec.sampler, spec.schedule, process)
         fleet, size = devices.fleet(process, data), len(data)
         clock = open_clock(spec.schedule, fleet, spec.draw, size, cohort_size, seed)
         process = spec.schedule.pace(process, devices)
@@ -1134,24 +1134,25 @@ def run(
             calls.close(loop.num_rounds)
 
 
-def _check_clocked(spec: RunSpec, process: LearningProcess) -> None:
-    if spec.candidate_evaluation is not None:
+def _check_clocked(
+    sampler: Any, schedule: Synchronous | Buffered, process: LearningProcess
+) -> None:
+    if is_adaptive(sampler):
         raise errors.ConfigError(
             "Expected a sampler that draws without metrics of clients beside"
-            f" `devices`, whose clock draws ahead of the rounds, found {spec.sampler}:"
+            f" `devices`, whose clock draws ahead of the rounds, found {sampler}:"
             " pass `UniformSampler`, or leave out `devices`."
         )
-    if isinstance(spec.sampler, AvailabilitySampler):
+    if isinstance(sampler, AvailabilitySampler):
         raise errors.ConfigError(
             "Expected a sampler without hours beside `devices`, whose clock knows the"
             " hour in which a client begins, found an `AvailabilitySampler`: pass"
             " `UniformSampler`, and the hours as `Devices(hours=)`."
         )
-    is_poisson = isinstance(spec.sampler, PoissonSampler)
-    if is_poisson and isinstance(spec.schedule, Buffered):
+    if isinstance(sampler, PoissonSampler) and isinstance(schedule, Buffered):
         raise errors.ConfigError(
             "Expected a sampler that draws the next clients to begin for `Buffered`,"
-            f" found {spec.sampler}: clients that begin one by one have no round that"
+            f" found {sampler}: clients that begin one by one have no round that"
             " each could join with one probability. Pass `UniformSampler` or"
             " `WeightedSampler`."
         )
@@ -1185,13 +1186,15 @@ def verify_clock(
             than the clock, or is missing.
     """
     data, size = with_ids(data), len(data)
+    schedule = schedule or Synchronous()
     chosen: Any = choose_sampler(process, size, cohort_size, seed, sampler, None)
+    _check_clocked(chosen, schedule, process)
 
     def draw(number: int, k: int | None) -> list[int]:
         return check_cohort(chosen, chosen.sample(number, size, k), size)
 
     fleet = devices.fleet(process, data)
-    clock = open_clock(schedule or Synchronous(), fleet, draw, size, cohort_size, seed)
+    clock = open_clock(schedule, fleet, draw, size, cohort_size, seed)
     first = history[0].round_index if history else 0
     clock.begin(first, None)
     for index, record in enumerate(history, first):

@@ -31,6 +31,7 @@ from ray_fed.learning.devices import Devices, LogNormal
 from ray_fed.learning.schedules import BufferedClock, open_clock
 from ray_fed.program import (
     FileProgramStateManager,
+    PowerOfChoiceSampler,
     UniformSampler,
     WeightedSampler,
 )
@@ -233,6 +234,9 @@ def test_a_changed_history_is_found(
             verify_clock(history, averaging, clients, **arguments)
     arguments["seed"] = 8
     with pytest.raises(errors.ValueMismatchError, match="of round 4"):
+        verify_clock(History(records), averaging, clients, **arguments)
+    arguments["sampler"] = PowerOfChoiceSampler(2)
+    with pytest.raises(errors.ConfigError, match="draws without metrics of clients"):
         verify_clock(History(records), averaging, clients, **arguments)
 
 
