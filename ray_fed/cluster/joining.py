@@ -71,7 +71,7 @@ class RunningRay:
 
 
 def find(address: str | None) -> RunningRay | None:
-    """Return the running Ray that this process should join, or None if there is none.
+    """Return the running Ray that this process should join, or None if no Ray runs.
 
     The process must not be connected to Ray. `address` is the user's address, "auto",
     or None. Raises ClusterError if nothing listens at an address that the user named.

@@ -213,7 +213,7 @@ class RoundReports:
         _reports.set(self)
 
     def take(self, number: int) -> RoundReport | None:
-        """Return and remove the report of a call, or return None if there is none."""
+        """Remove the report of a call and return it. Return None without a report."""
         return self._found.pop(number, None)
 
     def on_event(self, event: events.Event) -> None:

@@ -124,5 +124,5 @@ class Outcome(Ran):
 
     @property
     def ran(self) -> dict[str, Any]:
-        """The attributes of `Ran` by name, without those of `Outcome`."""
+        """The attributes that this outcome has from `Ran`, by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(Ran)}

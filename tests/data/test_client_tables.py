@@ -365,7 +365,7 @@ def test_a_file_that_is_replaced_is_noticed(
     write(changed, path)
 
     with pytest.raises(
-        errors.ValueMismatchError, match=r"\.parquet` when the `ClientData`"
+        errors.ValueMismatchError, match=r"\.parquet` when the `ClientData` was made"
     ):
         data[0].read()
 

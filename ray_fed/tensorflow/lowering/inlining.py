@@ -56,7 +56,7 @@ class TracedValue:
     """
 
     def leaves(self) -> list[tf.Tensor]:
-        """Return the tensors that can change. By default there are none."""
+        """Return the tensors that can change, by default an empty list."""
         return []
 
     def shapes(self) -> list[tf.TensorShape]:
@@ -409,7 +409,7 @@ class Inliner:
         )
 
     def function(self, name: str) -> Any:
-        """Return the FunctionDef of a name, or raise Fallback if there is none."""
+        """Return the FunctionDef of a name, or raise Fallback if it is missing."""
         if name not in self._functions:
             raise Fallback(f"missing function {name}")
         return self._functions[name]
@@ -447,7 +447,7 @@ class Inliner:
             self._unseen, self._unseen_in = outside
 
     def unseen(self) -> list[Carried]:
-        """Return the values of `carrying`. In a graph inside it, there are none."""
+        """Return the values of `carrying`, or an empty list in a graph inside it."""
         graph: Any = tf.compat.v1.get_default_graph()
         return list(self._unseen) if graph is self._unseen_in else []
 

@@ -48,7 +48,7 @@ class Variable(Carried):
         self.value = value
 
     def read(self) -> tf.Tensor:
-        """Return the current value. Raise Fallback if there is none yet."""
+        """Return the current value, or raise Fallback before the first value."""
         if self.value is None:
             raise Fallback("a variable that is read before it is initialized")
         return self.value
